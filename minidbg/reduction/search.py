@@ -50,7 +50,7 @@ most about a failure first."""
 
 
 class BudgetSpent(Exception):
-    """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
+    """No call is left. Passes let it through; the driver ends with the best so far."""
 
 
 def last_that_holds(holds: Callable[[int], bool], low: int, high: int) -> int:
@@ -74,7 +74,7 @@ SMALL = 256
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A graph and its inputs, not to be changed. ``tokens`` tell input values apart without looking at them."""
+    """A graph and its inputs, not to be changed. ``tokens`` tell input values apart unseen."""
 
     graph_module: fx.GraphModule
     inputs: tuple[Any, ...]
@@ -82,11 +82,11 @@ class Candidate:
     faithful: bool = False
     """Whether eager need not be asked, since all of it ran in eager before."""
     epoch: str = ""
-    """Changes with each edit that changes values, so that recorded ones are not taken for earlier ones."""
+    """Changes with each edit that changes values: recorded ones are not taken for earlier ones."""
     by_names: bool = False
-    """Whether it was cut out of a larger one, so that the names of its nodes tell it from others."""
+    """Whether it was cut out of a larger one, so that its nodes' names tell it from others."""
     rewrites: Mapping[ArgumentPlace, Callable[[Arguments], Arguments]] = field(default_factory=dict)
-    """The arguments that were made plainer on the way to it, each with what puts the original back."""
+    """The arguments made plainer on the way to it, each with what puts the original back."""
 
     @classmethod
     def whole(cls, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Candidate:
@@ -119,7 +119,7 @@ class Candidate:
 
     @cached_property
     def size(self) -> tuple[int, ...]:
-        """What a reduction makes smaller, most important first: calls, inputs and tensors of its own, outputs."""
+        """What a reduction makes smaller, most important first: calls, inputs and own tensors, outputs."""
         nodes = list(self.graph_module.graph.nodes)
         nested = sum(_calls_within(node) for node in nodes)
         returned = nodes[-1].args[0] if nodes else ()
@@ -169,7 +169,7 @@ class Search:
       same way, and it is ``search.best`` now when it is smaller.
     - A candidate seen before, one that cannot run in eager and one without any call cost nothing,
       so a pass need not avoid them. Whether a candidate makes progress is decided by its ``size``.
-    - A pass need not run to a fixed point: the driver repeats the passes until none of them changes ``best``.
+    - A pass need not run to a fixed point: the driver repeats them until none changes ``best``.
     - A pass must be deterministic and must not catch ``BudgetSpent`` or ``KeyboardInterrupt``.
     """
 
@@ -178,7 +178,7 @@ class Search:
     until: Deadline = NEVER
     max_calls: float = math.inf
     jobs: int = 1
-    """Questions at the same time. 1 too where runs disturb each other, somebody counts, or chance decides."""
+    """Questions at the same time; 1 where runs disturb each other, somebody counts, or chance decides."""
     on_answer: Callable[[Search, Candidate, Outcome, bool], object] = lambda *answer: None
     """Hears each answer as it is learnt, and whether the candidate is ``best`` by it."""
     by_predicate: bool = False
@@ -190,13 +190,13 @@ class Search:
     """Whether the failure ends its process: where in memory a read is deadly is chance, so no size
     is searched for exactly."""
     fails_when_it_runs: bool = False
-    """Whether what was compiled raises: the cause is in what the op that raises was computed from."""
+    """Whether what was compiled raises: the cause is in what the op that raises was given."""
     fails_in_inputs: bool = False
-    """Whether an input after the call is what is wrong: an output that shows the same write would be another failure."""
+    """Whether an input after the call is wrong: an output with the same write is another failure."""
     hints: Sequence[str] = ()
     """Words of the error, which may be names of nodes or ops: the culprits'."""
     frames: Callable[[], Suspects] = tuple
-    """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
+    """The nodes that the frames of ``best``'s failure held, where known; innermost frame first."""
     followed: Suspects | None = None
     """What was asked of them."""
     phase: str = "reduce"
@@ -207,19 +207,19 @@ class Search:
     """What no single removal made smaller."""
     is_out_of_budget: bool = False
     whole_passed: bool = False
-    """Whether the whole, said to fail, did not when it was asked, or dynamo took nothing as it is."""
+    """Whether the whole, said to fail, did not when asked, or dynamo took nothing as it is."""
     latest: tuple[tuple[Verdict, float], ...] = ()
     """The last two answers, each with the seconds that it took."""
     neighbour: tuple[int, Candidate] | None = None
-    """A candidate one step smaller than ``best`` that passed; of several, one of the most telling phase."""
+    """A candidate one step smaller than ``best`` that passed, of the most telling phase."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
     """Decides between candidates of equal size, while a reduction simplifies."""
     keep_passed_through: bool = False
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
     settled_sizes: dict[int, int] = field(default_factory=dict)
-    """Sizes that an earlier round found to be needed, each with the next smaller one that it tried."""
+    """Sizes that an earlier round found needed, each with the next smaller one that it tried."""
     passing: list[Set[str]] = field(default_factory=list)
-    """Names of calls that passed in this round: a part of them is presumed to pass, which proves nothing."""
+    """Names of calls that passed in this round: a part is presumed to pass, which proves nothing."""
     answers: dict[str, Verdict] = field(default_factory=dict)
     beforehand: dict[str, tuple[Outcome, float]] = field(default_factory=dict)
     """Answers to what no pass has asked yet, with their seconds: they count once it does."""
@@ -272,14 +272,14 @@ class Search:
         )
 
     def consider(self, candidate: Candidate | None) -> bool:
-        """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller than it.
+        """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller.
 
-        None stands for a candidate that could not be built. Raises BudgetSpent, and what the oracle raises.
+        None: a candidate that could not be built. Raises BudgetSpent, and what the oracle raises.
         """
         return candidate is not None and self.answer(candidate) in SHOWN
 
     def answer(self, candidate: Candidate) -> Verdict:
-        """The verdict on ``candidate``, from memory where it is there; INVALID where it is refused."""
+        """The verdict on ``candidate``, from memory where it is known; INVALID if it is refused."""
         outcome = None
         if candidate.key not in self.answers:
             if self._is_new(candidate):
@@ -307,7 +307,7 @@ class Search:
         return verdict
 
     def _ask(self, fresh: Mapping[str, Candidate]) -> None:
-        """One question for each, by its key, all at the same time; nothing is learnt of them yet."""
+        """One question for each, by its key, all at the same time; nothing is learnt yet."""
         if self.until.is_over or self.asked >= self.max_calls:
             raise BudgetSpent
         began = time.monotonic()
@@ -319,7 +319,7 @@ class Search:
         """Ask the first of ``edits`` together with what comes after it, where that saves time and
         costs little memory: as many as there are jobs, and none beyond a None.
 
-        Not where questions are quick, or the last two failed, which makes what follows another question.
+        Not where questions are quick, or the last two failed: what follows is another question then.
         """
         is_worth = bool(self.latest) and self.latest[-1][1] >= WORTH_ASKING_BESIDE_S
         have_failed = len(self.latest) == 2 and all(verdict in SHOWN for verdict, _ in self.latest)
@@ -354,7 +354,7 @@ class Search:
         return runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
 
     def keeps_contracts(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` breaks no contract of a higher-order op or a level that the program's own graph keeps.
+        """Whether ``candidate`` keeps all contracts of ops and levels that the program's own graph keeps.
 
         Compilers refuse such a graph, in words that may be those of the failure; a body that
         returns what it carries may be a loop without end; and a level that is entered and not left
@@ -407,7 +407,7 @@ def repeat(search: Search, passes: Sequence[tuple[str, Pass]]) -> None:
 
 
 def is_as_full(before: Recording, after: Recording) -> bool:
-    """Whether no call of ``after`` gives nothing, or an infinity or NaN, where it gave finite numbers before."""
+    """Whether no call of ``after`` gives nothing, inf or NaN where it gave finite numbers before."""
     again = {node.name: node for node in after.nodes}
     pairs = [(node, again[node.name]) for node in before.nodes if is_call(node) and node.name in again]
     moments: list[list[tuple[int, fx.Node]]] = [[], []]
