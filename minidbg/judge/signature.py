@@ -77,6 +77,17 @@ def module_name(name: str) -> str:
     return "<generated>" if name.startswith(GENERATED) else name
 
 
+def also_imported(signature: Signature, name: str) -> Signature:
+    """``signature`` with a further form: as where the program's script is imported, as ``name``."""
+
+    def imported(texts: tuple[str, ...]) -> tuple[str, ...]:
+        pairs = ((text, text.removeprefix(SCRIPT)) for text in texts)
+        return tuple(text if rest == text else name + rest for text, rest in pairs)
+
+    form = replace(signature, types=imported(signature.types), frames=imported(signature.frames))
+    return signature if form == signature else replace(signature, others=(*signature.others, form))
+
+
 def exception_chain(error: BaseException | None) -> list[BaseException]:
     """``error`` and what it wraps, outermost first, without dynamo's wrapping of backend errors."""
     chain: list[BaseException] = []

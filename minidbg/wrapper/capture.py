@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +42,7 @@ from minidbg.fx.context import config_without_literal, current_context
 from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import rank_note
 from minidbg.judge.compare import margin_for
-from minidbg.judge.signature import error_text, signature_of
+from minidbg.judge.signature import also_imported, error_text, signature_of
 from minidbg.judge.suspects import Suspects, suspects_of
 from minidbg.torch_internals import devices
 from minidbg.wrapper.chain import Link, is_symbolic_number
@@ -80,8 +82,11 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
         notes.append(STAND_IN_NOTE)
     notes += [*rank_note(), *lost_note(failure)]
     figures = failure.error.figures if isinstance(failure.error, AccuracyError) else {}
+    seen, program = signature(failure), name_of_program()
+    if call.backend.missing_backend and program:  # what is filled in may be imported from there
+        seen = also_imported(seen, program)
     call = call.with_spec(
-        signature=signature(failure),
+        signature=seen,
         call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
         level=failure.level,
         backward=failure.direction is Direction.BACKWARD,
@@ -146,6 +151,13 @@ def signature(failure: Failure) -> Signature:
     if isinstance(failure.error, AccuracyError):
         return record_of({"kind": "accuracy", **failure.error.signature}, Signature)
     return signature_of(failure.error, failure.kind, failure.direction)
+
+
+def name_of_program() -> str:
+    """The module as which others import the program; empty where it has no file."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec is not None else Path(getattr(main, "__file__", None) or "").stem
 
 
 def failure_digest(failure: Failure) -> str:

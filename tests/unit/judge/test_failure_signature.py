@@ -15,7 +15,7 @@ import torch
 
 from minidbg.core.outcome import Direction, Kind, Signature
 from minidbg.core.records import record_of, table_of
-from minidbg.judge.signature import function_name, phase_of, signature_of, stable_message
+from minidbg.judge.signature import also_imported, function_name, phase_of, signature_of, stable_message
 
 
 def raised(function: Callable[[], Any]) -> BaseException:
@@ -342,3 +342,18 @@ def test_the_stack_tells_what_was_under_way(stack: list[Any], direction: str, ph
             stack[place](lambda: called(place + 1))
 
     assert phase_of(raised(lambda: called(0)), direction) == phase
+
+
+def test_what_fails_in_the_program_s_script_fails_so_where_that_script_is_imported() -> None:
+    source = "class NoKernel(Exception): pass\ndef make():\n    def backend():\n        raise NoKernel('for sin')\n    return backend"
+
+    def seen_in(name: str) -> Signature:
+        return signature_of(raised(in_module(name, source).make()), "compile")
+
+    here, imported, elsewhere = map(seen_in, ("__main__", "train", "other"))
+    assert not here.matches(imported)
+    both = also_imported(here, "train")
+    assert both.matches(here)
+    assert both.matches(imported)
+    assert not both.matches(elsewhere)
+    assert also_imported(elsewhere, "train") is elsewhere
