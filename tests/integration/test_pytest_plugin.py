@@ -91,7 +91,7 @@ def test_each_device_is_a_test_of_its_own(folder: Path) -> None:
     assert names == ["test_repro[cpu]", "test_repro[cuda:1]"]
     status, text = run_pytest(folder, "minidbg_repros/cos.py", "--minidbg-devices", "cpu;x")
     assert status == 4
-    assert "is no device" in text
+    assert "is not a device" in text
 
 
 def test_a_missing_backend_skips_and_a_damaged_repro_is_an_error(folder: Path) -> None:
