@@ -55,6 +55,7 @@ def call_in_fork(
     on_interrupt: Callable[[], object] | None = None,
     asker: socket.socket | None = None,
     program: bool = False,
+    execs: bool = False,
     stdin: int | None = None,
 ) -> Ended:
     """Run ``fn`` in a forked child with a time limit and a memory limit.
@@ -66,12 +67,13 @@ def call_in_fork(
     A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the
     child (which must let SIGINT in) after a call of it, and only the second one ends it.
 
-    ``memory_bytes`` is what the child and all that it starts may hold beyond what this process
-    holds now. ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError
+    ``memory_bytes`` is what the child and all that it starts may hold, unless it ``execs`` beyond
+    what this process holds now. ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError
     when no process can be made.
     """
     began = time.monotonic()
-    limit_bytes = None if memory_bytes is None else memory_bytes + own_bytes(os.getpid())
+    shared = 0 if execs else own_bytes(os.getpid())
+    limit_bytes = None if memory_bytes is None else memory_bytes + shared
     with contextlib.ExitStack() as pipes:
         answer, stderr = (pipes.enter_context(Pipe(keep)) for keep in (None, TAIL_BYTES))
         stdout = pipes.enter_context(Pipe(TAIL_BYTES)) if program else stderr

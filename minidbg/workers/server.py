@@ -162,6 +162,7 @@ def supervise(question: Question, answer: socket.socket, files: dict[str, int], 
             on_interrupt=(lambda: None) if question.get("interrupts") else None,
             asker=answer,
             program=question.get("program", False),
+            execs=question["argument"].get("fresh", False),
             stdin=files.get("stdin"),
         )
         text = json.dumps(dataclasses.asdict(ended)).encode()
