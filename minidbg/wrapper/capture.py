@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -48,9 +47,6 @@ from minidbg.torch_internals import devices
 from minidbg.wrapper.chain import Link, is_symbolic_number
 
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
-INPUT = re.compile(r"\binput (?P<place>\d+)\b")
-AFTER_THE_CALL = " after the call"
-"""Ends the comparison's name for what a run leaves in an input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +186,6 @@ def suspects(failure: Failure) -> Suspects:
         calls = [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
         return suspects_of(failure.error, calls)
     return ()
-
-
-def index_of_input(where: str) -> int | None:
-    found = INPUT.search(where)
-    return int(found["place"]) if found else None
 
 
 def message_head(message: str) -> str:

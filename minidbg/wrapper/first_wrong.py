@@ -7,8 +7,7 @@ more outputs has no first node.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,9 @@ from minidbg.codegen.size import call_nodes
 from minidbg.core.foreign import fence
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.copying import copy_graph_module
-from minidbg.fx.effects import is_call, nodes_in
+from minidbg.fx.effects import is_call
 from minidbg.fx.mutation import storages_of, written_arguments
 from minidbg.judge.differences import distance_between
-from minidbg.wrapper.capture import index_of_input
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_among
 from minidbg.wrapper.verify_runs import (
@@ -37,12 +35,11 @@ MOST_TAPPED = 500
 HINT_MEMORY_SHARE = 0.2
 
 
-def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) -> fx.Node | None:
-    """The first node on the way to ``where`` whose value differs when each of them is an output;
-    None where memory may not suffice."""
+def first_differing_node(inside: Before, link: Link, spec: RunSpec) -> fx.Node | None:
+    """The first node whose value differs when each is an output, beside the way to what the program
+    sees too; None where memory may not suffice."""
     with fence("no_hint"):  # often the backend's, for another graph
-        way = {node.name for node in on_the_way(inside.graph, where)}
-        tapped, nodes = with_taps(inside.graph, way)
+        tapped, nodes = with_taps(inside.graph)
         examples = (node.meta.get("example_value") for node in inside.graph.graph.nodes)
         sizes = sum(map(bytes_of_example, examples))
         free = free_memory_bytes(tensors_among(inside.inputs))
@@ -52,38 +49,9 @@ def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) 
         part = replace(inside, graph=tapped)
         both = run_compiled_anew(part, link, backward=False), part.eager(backward=False)
         runs = comparison_with(part, spec, *({**run, "inputs_after": {}} for run in both))
-        found = runs.difference([])
-        if found:
+        if found := runs.difference([]):
             return first_as_far_off(nodes, found["where"], runs.actual, runs.expected)
     return None
-
-
-def on_the_way(graph: fx.GraphModule, where: str) -> list[fx.Node]:
-    output, index = re.match(r"output (\d+)", where), index_of_input(where)
-    end = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
-    memory: set[object] = set()
-    wanted: set[fx.Node] = set()
-    if output is not None:
-        outputs = end.args[0] if isinstance(end.args[0], tuple | list) else end.args
-        wanted = set(nodes_in(outputs[int(output[1])]))
-        memory.update(*map(memory_of_node, wanted))
-    elif index is not None:
-        memory = memory_of_node(graph.graph.find_nodes(op="placeholder")[index])
-    found = []
-    for node in reversed(graph.graph.nodes):
-        if not is_call(node):
-            continue
-        written = {key for value in written_arguments(graph, node) for key in memory_of_node(value)}
-        if node in wanted or written & memory:
-            found.append(node)
-            wanted.update(node.all_input_nodes)
-            memory.update(*map(memory_of_node, (node, *node.all_input_nodes)))
-    return found
-
-
-def memory_of_node(node: fx.Node) -> set[object]:
-    """What nodes share that may hold the same memory."""
-    return {node, *storages_of(node)}
 
 
 AS_FAR = 0.1
@@ -120,22 +88,21 @@ def node_error(value: Tensor, exact: Tensor) -> float:
     return math.inf if (value.isinf() & exact.isfinite()).any() else distance_between(value, exact)
 
 
-def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
-    """A copy of ``graph`` that returns every tensor it computes on the ``way`` and never writes to;
-    and which output is which node's.
+def with_taps(graph: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
+    """A copy of ``graph`` that returns every tensor it computes and never writes to; and which
+    output is which node's.
 
     A view of memory that is written to counts as written: it would show what a later node has done.
     """
     tapped = copy_graph_module(graph)
-    calls = [node for node in tapped.graph.nodes if node.op.startswith("call")]
+    calls = [node for node in tapped.graph.nodes if is_call(node)]
     arguments = {argument for node in calls for argument in written_arguments(tapped, node)}
-    touched = {one for argument in arguments for one in memory_of_node(argument)}
+    touched = {key for argument in arguments for key in (argument, *storages_of(argument))}
     nodes = [
         node
         for node in calls
-        if node.name in way
-        and isinstance(node.meta.get("example_value"), Tensor)
-        and not memory_of_node(node) & touched
+        if isinstance(node.meta.get("example_value"), Tensor)
+        and touched.isdisjoint((node, *storages_of(node)))
     ]
     output = next(node for node in reversed(tapped.graph.nodes) if node.op == "output")
     output.args = (tuple(nodes),)

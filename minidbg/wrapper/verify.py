@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,7 +35,7 @@ from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.run import gradient_sources, gradients_of, left_behind
 from minidbg.torch_internals.devices import generator_states
 from minidbg.wrapper import first_wrong, handle, verify_runs
-from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
+from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_among
@@ -240,32 +241,27 @@ class Verification:
     # ---- failures
 
     def mismatch(self, found: Difference, notes: tuple[str, ...] = ()) -> Failure:
-        said = found["message"].replace("; against", "\nagainst")
-        said = said.replace(found["where"], self.in_words(found["where"]), 1)
-        error = AccuracyError(f"{self.link.name} gives wrong results: {said}", found)
-        forward = Direction(error.signature["direction"]) is Direction.FORWARD
-        # no value on the way tells who writes to an input, or of gradients
-        if forward and not self.is_overwritten(error.where):
-            node = first_wrong.first_differing_node(self.before, self.link, self.spec, error.where)
+        where = found["where"]
+        message = found["message"].replace("; against", "\nagainst")
+        message = message.replace(where, self.in_words(where), 1)
+        error = AccuracyError(f"{self.link.name} gives wrong results: {message}", found)
+        if where.startswith("output "):  # no value tells of gradients, nor who writes to an input
+            node = first_wrong.first_differing_node(self.before, self.link, self.spec)
             if node is not None:
                 error.op, error.suspect_nodes = op_name(node), (node.name,)
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
 
     def in_words(self, where: str) -> str:
-        index = index_of_input(where)
-        if index is None:
+        named_input = re.search(r"\binput (\d+)\b", where)
+        if named_input is None:
             return where
+        index = int(named_input[1])
         placeholders = self.before.graph.graph.find_nodes(op="placeholder")
         name = readable_name(str(placeholders[index].target))
         named = where.replace(f"input {index}", f"input {index} ({name})", 1)
-        after = ", which eager leaves as it is," if self.is_overwritten(where) else AFTER_THE_CALL
-        return named.replace(AFTER_THE_CALL, after)
-
-    def is_overwritten(self, where: str) -> bool:
-        """Whether ``where`` is an input after the call that eager does not write to."""
-        index = index_of_input(where)
-        is_unwritten = index is not None and index not in self.before.written
-        return where.endswith(AFTER_THE_CALL) and is_unwritten
+        if index not in self.before.written:
+            named = named.replace(" after the call", ", which eager leaves as it is,")
+        return named
 
     def failure(
         self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()
