@@ -27,7 +27,6 @@ from minidbg.core.errors import AccuracyError, MinidbgError, TorchNameMissing
 from minidbg.core.files import replace_file
 from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.machine import Deadline
-from minidbg.core.outcome import Signature
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings
 from minidbg.core.text import display_path
@@ -43,7 +42,7 @@ log = logging.getLogger("minidbg")
 SHARE = 0.5
 """Of free memory or disk: what the values of the inputs may take on their way to the reduction."""
 NOT_AT_ONCE = "not reduced at once"
-Reducer = Callable[[Case, Mapping[str, Any], Settings, Deadline], ReductionResult]
+Reducer = Callable[[Case, Mapping[str, Any], Settings, Deadline], workers.Ended]
 HANDLING: ContextVar[bool] = ContextVar("minidbg_handling", default=False)
 
 
@@ -92,7 +91,10 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     key = (case.signature, case.backend.name, failure_digest(failure), settings)
     if (known := PROCESS.reports.get(key)) is not None:
         return known
-    budget, bug = PROCESS.budget, bug_of(case, failure.error)
+    budget, bug = PROCESS.budget, case.signature
+    # the signatures of wrong results say little: the backend and the op count too
+    if bug is not None and isinstance(failure.error, AccuracyError):
+        bug = replace(bug, frames=(case.backend.name,), types=(failure.error.op,))
     granted, why = budget.grant(bug, failure.error, settings)
     if why:
         notes = (*case.provenance.notes, f"{NOT_AT_ONCE}: {why}")
@@ -109,96 +111,87 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     return report
 
 
-def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
-    """Write ``case``'s capture; reduce it and publish a verified repro when the settings say now.
+def respond(
+    case: Case, settings: Settings, same_as: Path | None = None, reduce: Reducer | None = None
+) -> Report:
+    """Write ``case``'s capture; reduce it and publish a verified repro when the settings say now;
+    the report, which says why where there is no repro.
 
     ``same_as`` is the repro that the same failure has already. Raises CannotWrite when the case has
-    no form in a script, and OSError when the folder cannot be written.
+    no form in a script, and OSError when no folder can be written.
     """
     deadline = Deadline.after(settings.seconds)
     if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
         with contextlib.suppress(OSError):
             reducing.prepare_reduction(case)
-    complaint = ""
-    try:
-        # the capture may be there, and no more be written
-        repro.discard(repro.drafts(settings.repro_dir) / "none")
-        capture = captured(case, settings)
-    except OSError as refusal:  # a folder that nobody may write to, a full disk
-        if is_of_a_signal_handler(refusal):
-            raise
-        settings, complaint = with_temporary_folder(settings, refusal)
-        capture = captured(case, settings)
-    answer = reduced_or_why_not(case, capture, settings, deadline, same_as)
-    return replace(answer, line=f"{complaint}{answer.line}")
-
-
-def captured(case: Case, settings: Settings) -> Path:
-    limit = settings.value_limit_bytes
-    return repro.keep_capture(case, settings.repro_dir, value_limit_bytes=limit)
-
-
-def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings, str]:
-    folder = Path(tempfile.gettempdir()) / f"minidbg_repros-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        folder = Path(tempfile.mkdtemp(prefix="minidbg_repros-"))  # somebody else has put it there
-    repro.discard(repro.drafts(folder) / "none")
-    why = error.strerror or error
-    complaint = f"{settings.repro_dir} cannot be written ({why}), so {folder} is used; "
-    return replace(settings, repro_dir=folder), complaint
-
-
-def reduced_or_why_not(
-    case: Case,
-    capture: Path,
-    settings: Settings,
-    deadline: Deadline,
-    same_as: Path | None = None,
-    reduce: Reducer | None = None,
-) -> Report:
-    """Send ``case`` to ``reduce_in_server``, unless the settings say later; the report, which says
-    why where there is no repro."""
+    capture, settings, remark = captured(case, settings)
     shown = display_path(capture)
+
+    def report(line: str, path: Path | None = None, missing_backend: Path | None = None) -> Report:
+        return Report(f"{remark}{line}", path, capture, missing_backend)
+
     if same_as is not None:
-        line = f"same failure as {display_path(same_as)}; this graph is kept in {shown}"
-        return Report(line, capture=capture)
+        return report(f"same failure as {display_path(same_as)}; this graph is kept in {shown}")
     lacking = case.backend.missing_backend
     lacks = f"a {how_to_supply_backend(capture, lacking)}" if lacking else ""
     then = lacks or f"run: minidbg reduce {shown}"
     if settings.reduce is Reduce.LATER:
         why = [note for note in case.provenance.notes if note.startswith(NOT_AT_ONCE)]
-        why = why or [f"{NOT_AT_ONCE}: reduce='later'"]
-        return Report("; ".join([*why, then]), capture=capture)
-    remark, kept_in = "", lacks or f"the capture is in {shown}"
+        return report("; ".join([*(why or [f"{NOT_AT_ONCE}: reduce='later'"]), then]))
+    kept_in = lacks or f"the capture is in {shown}"
     try:
         with oracle.pickled_for_children(case) as sent, oracle.packed(sent, share=SHARE) as package:
             if left_out := package["left_out_bytes"]:
                 size = f"{left_out / 1e9:.3g} GB" if left_out >= 1e9 else f"{left_out / 1e6:.3g} MB"
-                remark = f"its {size} of inputs were not sent, values of the same distribution stood in; "
-            written = (reduce or reduce_in_server)(sent, package, settings, deadline)
+                instead = "values of the same distribution stood in"
+                remark += f"its {size} of inputs were not sent, {instead}; "
+            done = (reduce or reduce_in_server)(sent, package, settings, deadline)
     except MinidbgError as refusal:
-        return Report(f"{remark}{refusal}; {kept_in}", capture=capture)
+        return report(f"{refusal}; {kept_in}")
     except OSError as trouble:
         if is_of_a_signal_handler(trouble):
             raise
-        line = f"not reduced: no process can be started for it here ({trouble}); {then}"
-        return Report(line, capture=capture)
+        return report(f"not reduced: no process can be started for it here ({trouble}); {then}")
+    if not isinstance(done.value, dict):
+        return report(f"not reduced: {done.why_no_answer}; {kept_in}")
+    if "refused" in done.value:
+        return report(f"{done.value['refused']}; {kept_in}")
+    written = ReductionResult.from_json(done.value)
     if written.path is None:
-        return Report(f"{remark}{written.line}; {kept_in}", capture=capture)
-    line = f"{remark}{written.line}"
+        return report(f"{written.line}; {kept_in}")
     if written.lacking:
-        return Report(line, capture=capture, missing_backend=written.path)
-    return Report(line, written.path, capture)
+        return report(written.line, missing_backend=written.path)
+    return report(written.line, written.path)
+
+
+def captured(case: Case, settings: Settings) -> tuple[Path, Settings, str]:
+    """The case's capture, the settings with the folder that it is in, and why that is another one
+    than was asked for."""
+    limit, complaint = settings.value_limit_bytes, ""
+    try:
+        # the capture may be there, and no more be written
+        repro.discard(repro.drafts(settings.repro_dir) / "none")
+        capture = repro.keep_capture(case, settings.repro_dir, value_limit_bytes=limit)
+    except OSError as refusal:  # a folder that nobody may write to, a full disk
+        if is_of_a_signal_handler(refusal):
+            raise
+        folder = Path(tempfile.gettempdir()) / f"minidbg_repros-{os.getuid()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            # somebody else has put it there
+            folder = Path(tempfile.mkdtemp(prefix="minidbg_repros-"))
+        repro.discard(repro.drafts(folder) / "none")
+        why = refusal.strerror or refusal
+        complaint = f"{settings.repro_dir} cannot be written ({why}), so {folder} is used; "
+        settings = replace(settings, repro_dir=folder)
+        capture = repro.keep_capture(case, folder, value_limit_bytes=limit)
+    return capture, settings, complaint
 
 
 def reduce_in_server(
     case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline
-) -> ReductionResult:
-    """Have ``case`` reduced in a fork of the forkserver, never of this process, which has threads.
-
-    Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
-    """
+) -> workers.Ended:
+    """Have ``case`` reduced in a fork of the forkserver, not of this process, which has threads."""
     limits = Limits(
         seconds=settings.seconds,
         due=deadline.at,
@@ -212,20 +205,9 @@ def reduce_in_server(
             stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
             stream.flush()
 
-        done = reducing.call_reduce_in_child(
+        return reducing.call_reduce_in_child(
             case, package, settings.repro_dir, limits, stream, deadline, on_interrupt=interrupted
         )
-    return written_by(done)
-
-
-def written_by(done: workers.Ended) -> ReductionResult:
-    """A reducing process's answer. Raises MinidbgError, saying how it ended, if there is none."""
-    value = done.value
-    if isinstance(value, dict) and "refused" in value:
-        raise MinidbgError(str(value["refused"]))
-    if isinstance(value, dict):
-        return ReductionResult.from_json(value)
-    raise MinidbgError(f"not reduced: {done.why_no_answer}")
 
 
 def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:
@@ -262,14 +244,6 @@ def value_text(value: Any) -> str:
     flags = ", requires_grad" if value.requires_grad else ""
     shape = tuple(value.shape)
     return f"{kind} {value.dtype} of shape {shape}, {value.layout}, on {value.device}{flags}"
-
-
-def bug_of(case: Case, error: Exception) -> Signature | None:
-    """What is reduced once in a process. Wrong results have signatures that say little: the backend
-    and the op count too."""
-    if case.signature is None or not isinstance(error, AccuracyError):
-        return case.signature
-    return replace(case.signature, frames=(case.backend.name,), types=(error.op,))
 
 
 def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:

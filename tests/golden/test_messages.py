@@ -21,7 +21,6 @@ from minidbg.commands.output import existing_folder, find_repro
 from minidbg.commands.run.launch import Ending, failure_lines, graph_lines, nothing_failed
 from minidbg.commands.watching import accept
 from minidbg.core.errors import MinidbgError
-from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.core.script_header import Header
@@ -69,8 +68,8 @@ def report_on(*, notes: tuple[str, ...] = (), same_as: Path | None = None) -> st
     graph_module, inputs = capture_by_dynamo(torch.relu, (torch.ones(3),))
     spec = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE))
     case = Case(graph_module, inputs, spec, Provenance(notes=notes))
-    settings, capture = Settings(reduce=Reduce.LATER), Path("repros/.minidbg/captures/c.py")
-    return handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0), same_as).line
+    settings = Settings(repro_dir=Path("repros"), reduce=Reduce.LATER)
+    return re.sub(r"captures/\w+\.py", "captures/c.py", handle.respond(case, settings, same_as).line)
 
 
 def graphs(*kinds: str, **changes: Any) -> str:

@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from minidbg.judge import command
 from minidbg.judge.script import outcome_of_script
 from minidbg.oracle.execute import execute
 from minidbg.reduction import reducing
-from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.wrapper import Report, handle
+from minidbg.reduction.result import Limits
+from minidbg.wrapper import handle
 from minidbg.wrapper.process import PROCESS
 from support.doubles import Children
 
@@ -39,22 +40,16 @@ torch_internals.forks_survive_autograd()  # here, where all tests are read: fork
 
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reduction is a fork of this process, and runs, those of scripts too, start no interpreter from here on."""
-    monkeypatch.setattr(PROCESS, "responder", respond)
+    monkeypatch.setattr(PROCESS, "responder", partial(handle.respond, reduce=reduce_in_fork))
 
 
-def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
-    capture, deadline = handle.captured(case, settings), Deadline.after(settings.seconds)
-    return handle.reduced_or_why_not(case, capture, settings, deadline, same_as, reduce_in_fork)
-
-
-def reduce_in_fork(case: Case, package: object, settings: Settings, deadline: Deadline) -> ReductionResult:
+def reduce_in_fork(case: Case, package: object, settings: Settings, deadline: Deadline) -> workers.Ended:
     limits = Limits(seconds=settings.seconds, due=deadline.at, value_limit_bytes=settings.value_limit_bytes)
     with workers.stream_to_the_user() as stream:
-        done = workers.call_in_fork(
+        return workers.call_in_fork(
             lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream, Children(ends)),
             seconds=deadline.left() + reducing.REDUCTION_GRACE_S,
         )
-    return handle.written_by(done)
 
 
 def ends(request: workers.Request) -> workers.Ended:

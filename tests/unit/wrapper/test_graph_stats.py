@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 import minidbg
 from minidbg.commands.run.launch import graph_lines
 from minidbg.core.foreign import chain_of
-from minidbg.core.machine import Deadline
-from minidbg.core.settings import Settings
-from minidbg.fx.case import Case
 from minidbg.judge import eager_runs
-from minidbg.wrapper import Report, capture, crash_record, handle, stats, verify_runs
+from minidbg.wrapper import capture, crash_record, handle, stats, verify_runs
 from minidbg.wrapper.process import PROCESS, write_stats
 
 
@@ -132,11 +130,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         "capturing": (handle, "captured"),
     }
 
-    def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
-        capture = handle.captured(case, settings)
-        return handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0), reduce=alarm)
-
-    PROCESS.responder = respond
+    PROCESS.responder = partial(handle.respond, reduce=alarm)
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)

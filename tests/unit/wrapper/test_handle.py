@@ -16,7 +16,6 @@ from torch import fx
 
 from minidbg import workers
 from minidbg.core.errors import AccuracyError, MinidbgError
-from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.core.settings import Reduce, Settings
@@ -44,55 +43,42 @@ def test_a_capture_holds_no_more_values_than_the_setting_allows(tmp_path: Path) 
         assert capture.with_suffix(".safetensors").exists() is stored
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_the_way = tmp_path / "repros"
-    in_the_way.write_text("a file")
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files."""
+    (folder := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def captured_elsewhere(folder: Path) -> Path:
+    """Where the capture is whose folder cannot be written: a file is in the way."""
+    (in_the_way := folder / "repros").write_text("a file")
     report = captured_in(in_the_way)
-    assert report.capture.is_relative_to(tmp_path / "temporary" / f"minidbg_repros-{os.getuid()}")
-    assert report.line.startswith(f"{in_the_way} cannot be written (")
+    spare = report.capture.parents[2]
+    assert report.line.startswith(f"{in_the_way} cannot be written (File exists), so {spare} is used; ")
     assert in_the_way.read_text() == "a file"
+    return spare
 
 
-def test_a_reducing_process_without_an_answer_says_how_it_ended() -> None:
-    ended = workers.Ended(timed_out=True, seconds=7.0)
-    with pytest.raises(MinidbgError, match=ended.why_no_answer):
-        handle.written_by(ended)
-    with pytest.raises(MinidbgError, match="does not show its failure"):
-        handle.written_by(workers.Ended(answered=True, value={"refused": "does not show its failure"}))
-
-
-# ---- where nothing can be written
+def test_a_folder_that_cannot_be_written_is_told_and_replaced_by_this_users_own(
+    tmp_path: Path, temporary: Path
+) -> None:
+    for _ in range(2):
+        assert captured_elsewhere(tmp_path) == temporary / f"minidbg_repros-{os.getuid()}"
+    (own,) = temporary.iterdir()
+    assert own.stat().st_mode & 0o077 == 0, "what a program computes is nobody else's business"
 
 
 def test_a_link_that_somebody_else_has_put_among_the_temporary_files_is_not_written_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temporary: Path
 ) -> None:
-    elsewhere, temporary = tmp_path / "elsewhere", tmp_path / "temporary"
-    elsewhere.mkdir()
-    temporary.mkdir()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
     (temporary / f"minidbg_repros-{os.getuid()}").symlink_to(elsewhere)
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    settings, complaint = handle.with_temporary_folder(
-        Settings(repro_dir=tmp_path / "r"), OSError(28, "full")
-    )
-    assert settings.repro_dir.parent == temporary
-    assert not settings.repro_dir.is_symlink()
-    assert complaint == f"{tmp_path / 'r'} cannot be written (full), so {settings.repro_dir} is used; "
+    spare = captured_elsewhere(tmp_path)
+    assert spare.parent == temporary
+    assert not spare.is_symlink()
     assert list(elsewhere.iterdir()) == []
-
-
-def test_this_users_own_folder_among_the_temporary_files_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    first, second = (
-        handle.with_temporary_folder(Settings(), OSError("without a number"))[0].repro_dir for _ in range(2)
-    )
-    assert first == second == tmp_path / f"minidbg_repros-{os.getuid()}"
-    assert first.stat().st_mode & 0o077 == 0, "what a program computes is nobody else's business"
 
 
 # ---- what is said
@@ -104,22 +90,6 @@ def failure(error: Exception | None = None, kind: Kind = Kind.COMPILE, **more: A
     return Failure(
         graph, more.pop("inputs", (ONES,)), Link(more.pop("backend", "eager")), kind, error, **more
     )
-
-
-def wrong_value(op: str) -> AccuracyError:
-    error = AccuracyError("wrong", {"signature": {}, "where": "output 0", "category": "float"})
-    error.op = op
-    return error
-
-
-def test_wrong_results_of_another_backend_or_op_are_another_bug() -> None:
-    """Their signatures say little: ``output: float``."""
-    spec = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.ACCURACY, message="output: float"))
-    case = Case(failure().graph_module, (ONES,), spec)
-    other = case.with_spec(backend=BackendRef("other", "other"))
-    relu, sin = wrong_value("relu"), wrong_value("sin")
-    found = [handle.bug_of(case, relu), handle.bug_of(case, sin), handle.bug_of(other, relu)]
-    assert len(set(found)) == 3
 
 
 # ---- whether the backend is to blame
@@ -230,41 +200,50 @@ def test_who_listens_hears_each_failure_with_what_became_of_it(
     assert heard == [(failed, report)]
 
 
-def case_for(folder: Path) -> tuple[Case, Path]:
-    spec = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE))
-    return Case(failure().graph_module, (ONES,), spec), folder / "c.py"
+def test_wrong_results_of_another_backend_or_op_are_another_bug(
+    responded: list[tuple[Case, Settings]],
+) -> None:
+    """Their signatures say little: ``output: float``."""
+    rows = [("eager", "relu"), ("eager", "sin"), ("aot_eager", "relu"), ("eager", "relu")]
+    for number, (backend, op) in enumerate(rows):
+        signature = {"message": "output: float"}
+        error = AccuracyError("wrong", {"signature": signature, "where": "output 0", "category": "float"})
+        error.op = op
+        graph = fx.symbolic_trace(lambda x, number=number: (x + number,))
+        failed = failure(error, Kind.ACCURACY, backend=backend)
+        handle.handle(replace(failed, graph_module=graph), Settings())
+    now, later = Reduce.NOW, Reduce.LATER
+    assert [settings.reduce for _, settings in responded] == [now, now, now, later]
+
+
+WRITTEN = ReductionResult(None, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
+REPRO = replace(WRITTEN, path=Path("r.py"))
+CAPTURED = "; the capture is in {capture}"
 
 
 @pytest.mark.parametrize(
-    ("trouble", "line"),
+    ("ends", "path", "line"),
     [
-        (MinidbgError("it was ended"), "it was ended; the capture is in {capture}"),
-        (OSError("no room"), "not reduced: no process can be started for it here (no room); run: minidbg reduce {capture}"),
+        (MinidbgError("it was ended"), None, f"it was ended{CAPTURED}"),
+        (OSError("no room"), None, "not reduced: no process can be started for it here (no room); run: minidbg reduce {capture}"),
+        (workers.Ended(timed_out=True, seconds=7.0), None, f"not reduced: the reducing process was ended after 7 s{CAPTURED}"),
+        (workers.Ended(answered=True, value={"refused": "passes"}), None, f"passes{CAPTURED}"),
+        (workers.Ended(answered=True, value=WRITTEN.to_json()), None, f"{WRITTEN.line}{CAPTURED}"),
+        (workers.Ended(answered=True, value=REPRO.to_json()), Path("r.py"), REPRO.line),
     ],
 )  # fmt: skip
-def test_a_capture_that_could_not_be_reduced_is_named(tmp_path: Path, trouble: Exception, line: str) -> None:
-    def raises(*_: Any) -> Any:
-        raise trouble
-
-    case, capture = case_for(tmp_path)
-    settings = Settings(reduce=Reduce.NOW)
-    report = handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0), reduce=raises)
-    assert (report.line, report.path, report.capture) == (line.format(capture=capture), None, capture)
-
-
-@pytest.mark.parametrize("path", [None, Path("r.py")])
-def test_a_reduction_without_a_verified_repro_names_the_capture_instead(
-    tmp_path: Path, path: Path | None
+def test_of_a_reduction_its_repro_is_named_or_the_capture_and_why_there_is_none(
+    tmp_path: Path, ends: Any, path: Path | None, line: str
 ) -> None:
-    written = ReductionResult(path, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
-    case, capture = case_for(tmp_path)
-    settings = Settings(reduce=Reduce.NOW)
-    report = handle.reduced_or_why_not(
-        case, capture, settings, Deadline.after(9.0), reduce=lambda *_: written
-    )
-    assert (report.path, report.capture) == (path, capture)
-    assert report.line.startswith(written.line)
-    assert (str(capture) in report.line) is (path is None)
+    def reduce(*_: Any) -> workers.Ended:
+        if isinstance(ends, Exception):
+            raise ends
+        return ends
+
+    case = case_of_failure(failure(), Settings())
+    report = handle.respond(case, Settings(repro_dir=tmp_path, reduce=Reduce.NOW), reduce=reduce)
+    assert (report.line, report.path) == (line.format(capture=report.capture), path)
+    assert report.capture.is_relative_to(tmp_path)
 
 
 class WithFunction(torch.Tensor):
