@@ -23,7 +23,6 @@ from minidbg.wrapper.capture import (
     Failure,
     case_of_failure,
     failure_digest,
-    index_of_input,
     message_head,
     real_value,
     reference_of_link,
@@ -136,20 +135,6 @@ def test_equal_graphs_have_equal_digests() -> None:
     assert failure_digest(failing(small_graph(), x)) == failure_digest(failing(small_graph(), x))
     other = fx.symbolic_trace(lambda x: (torch.relu(x) - 1,))
     assert failure_digest(failing(small_graph(), x)) != failure_digest(failing(other, x))
-
-
-@pytest.mark.parametrize(
-    ("where", "place"),
-    [
-        ("input 3 after the call", 3),
-        ("gradient of input 12", 12),
-        ("output 3", None),
-        ("input x after the call", None),
-        ("myinput 3", None),
-    ],
-)
-def test_the_number_of_the_input_is_read_from_where_results_differ(where: str, place: int | None) -> None:
-    assert index_of_input(where) == place
 
 
 def test_a_freed_tensor_is_stood_in_for_and_that_is_said() -> None:
