@@ -41,10 +41,13 @@ def in_backward() -> bool:
 
 
 @private
-def tries_backward_early() -> bool:
+def compiles_backward_early() -> bool:
+    """Whether AOTAutograd swallows a failure to compile now: of a backward that may never be
+    needed, and is compiled once more when it is."""
     from torch._functorch import config
 
-    return not config.force_non_lazy_backward_lowering
+    is_early = aot_graph_part() == "backward" and not in_backward()
+    return is_early and not config.force_non_lazy_backward_lowering
 
 
 @private_or(lambda: 0)

@@ -64,13 +64,12 @@ class Failure:
     direction: Direction = Direction.FORWARD
     context: Context | None = None
     """The modes of the forward call, where the backward fails; else they are read now."""
-    level: Level = Level.DYNAMO
 
 
 def case_of_failure(failure: Failure, settings: Settings) -> Case:
     """The failure as a case. Raises BackendUnreachable if no fresh process can get its backend."""
     context = failure.context or current_context(failure.inputs, further_env=settings.env)
-    if failure.level is Level.ATEN:  # AOTAutograd's graphs run without autocast and gradients
+    if failure.link.level is Level.ATEN:  # AOTAutograd's graphs run without autocast and gradients
         context = replace(context, autocast=(), grad=False)
     call = case_of_call(failure.link, failure.graph_module, failure.inputs, context, settings)
     notes = list(failure.notes)
@@ -83,8 +82,8 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
         seen = also_imported(seen, program)
     call = call.with_spec(
         signature=seen,
-        call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
-        level=failure.level,
+        call=CallPath.DIRECT if failure.link.level is Level.ATEN else CallPath.TORCH_COMPILE,
+        level=failure.link.level,
         backward=failure.direction is Direction.BACKWARD,
         tolerances=settings.allowed,
         match=settings.match,

@@ -230,10 +230,5 @@ def clear_up() -> None:
             crash_records.remove_if_unused(folder)
 
 
-def forget() -> None:
-    """A forked child leaves its parent's records alone."""
-    PROCESS.records.clear()
-    PROCESS.folders.clear()
-
-
-os.register_at_fork(after_in_child=forget)
+# a forked child leaves its parent's records alone
+os.register_at_fork(after_in_child=lambda: PROCESS.records.clear())

@@ -21,18 +21,18 @@ from minidbg.fx.effects import is_call
 from minidbg.fx.mutation import storages_of, written_arguments
 from minidbg.judge.differences import distance_between
 from minidbg.wrapper.chain import Link
-from minidbg.wrapper.rollback import tensors_among
 from minidbg.wrapper.verify_runs import (
     Before,
     bytes_of_example,
     comparison_with,
-    free_memory_bytes,
+    lack_of_memory,
     run_compiled_anew,
 )
 
 MOST_TAPPED = 500
 """Calls of a graph that is compiled once more for this; a larger one is left to the reduction."""
-HINT_MEMORY_SHARE = 0.2
+MEMORY_FACTOR = 12
+"""Three runs keep all values; and a hint is worth a quarter of what a verification may take."""
 
 
 def first_differing_node(inside: Before, link: Link, spec: RunSpec) -> fx.Node | None:
@@ -42,8 +42,7 @@ def first_differing_node(inside: Before, link: Link, spec: RunSpec) -> fx.Node |
         tapped, nodes = with_taps(inside.graph)
         examples = (node.meta.get("example_value") for node in inside.graph.graph.nodes)
         sizes = sum(map(bytes_of_example, examples))
-        free = free_memory_bytes(tensors_among(inside.inputs))
-        is_too_large = 3 * sizes > HINT_MEMORY_SHARE * free
+        is_too_large = lack_of_memory(MEMORY_FACTOR * sizes, inside.inputs)
         if not nodes or is_too_large or call_nodes(inside.graph) > MOST_TAPPED:
             return None
         part = replace(inside, graph=tapped)

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,22 +22,24 @@ from minidbg import torch_internals
 from minidbg.core.foreign import fence, is_of_a_signal_handler
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction
-from minidbg.core.run_spec import CompiledFn, Level
+from minidbg.core.run_spec import BackendRef, CompiledFn, Level, RunSpec
 from minidbg.core.settings import OnFailure, Settings
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.mutation import mutated_placeholders, written_attributes
 from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
+from minidbg.judge.randomness import may_draw
 from minidbg.judge.run import graph_texts, is_handed_back
 from minidbg.repro.crash_records import Step
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state
-from minidbg.wrapper import crash_record, handle, verify
+from minidbg.wrapper import crash_record, handle
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.process import PROCESS, Report, add_line, own_report, set_report
+from minidbg.wrapper.process import PROCESS, GraphFacts, Report, add_line, own_report, set_report
 from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_among
-from minidbg.wrapper.verify_runs import declared_otherwise
+from minidbg.wrapper.verify import Verification, alone, calls_compared, reason_of
+from minidbg.wrapper.verify_runs import before, declared_otherwise, refusal
 
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, "
@@ -72,7 +75,8 @@ class GraphState:
         self.mutated = mutated_placeholders(self.untouched)
         self.held = tuple(written_attributes(self.untouched))
         """What the graph itself holds and a run may write to."""
-        self.facts = PROCESS.new_graph()
+        self.facts = GraphFacts()
+        PROCESS.graphs.append(self.facts)
         self.position = 0
         """Of the link in use; ``len(links)`` is eager."""
         self.compiled_fn: CompiledFn = self.untouched.forward
@@ -112,7 +116,8 @@ class GraphState:
                     raise guard_error
             except Exception as error:
                 self.facts.restarted = torch_internals.is_control_flow(error)
-                if self.facts.restarted or self.is_put_off() or is_of_a_signal_handler(error):
+                is_put_off = not is_dynamos and torch_internals.compiles_backward_early()
+                if self.facts.restarted or is_put_off or is_of_a_signal_handler(error):
                     raise
                 failure = self.failure(error, example_inputs, Kind.COMPILE, notes)
                 report = self.report_on(failure)
@@ -126,11 +131,6 @@ class GraphState:
                     self.facts.handed_back = f"{link.name} gave it back unchanged, so eager runs it"
                 return self.called_as(compiled_fn)
         return self.called_as_eager()
-
-    def is_put_off(self) -> bool:
-        """Whether the caller swallows a failure to compile now, and will compile the graph once
-        more when it is needed."""
-        return False
 
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
         """``compiled_fn`` behind the care of an unsettled graph, in its own calling convention."""
@@ -181,11 +181,13 @@ class GraphState:
             return self.call(args)  # our own work, or a tracer asks for shapes and nothing runs
         synchronize_devices(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
-        verification, collectives = None, self.collectives(values)
+        verification, collectives = None, None
+        if talks_to_others(self.untouched, values) != "" and self.position < len(self.links):
+            collectives = crash_record.Collectives(self.record)
         undeclared = self.declared_otherwise(values)
         put_state_back = thread_state()
         try:
-            verification = self.verification(values, kept, undeclared)
+            verification = self.verification(values, kept)
             with (
                 self.record.during(Step.RUN, self.links[self.position], values),
                 collectives or contextlib.nullcontext(),
@@ -207,7 +209,7 @@ class GraphState:
                 del kept, verification, values, collectives  # the traceback holds this frame
                 raise
         else:
-            failure = verification.judge(result, values) if verification is not None else None
+            failure = verification.judge(result, values, undeclared) if verification else None
             if verification is None or failure is None:
                 self.went_well(result, values)
                 return result
@@ -218,33 +220,45 @@ class GraphState:
         del kept, verification
         return again(*values)
 
-    def collectives(self, args: tuple[Any, ...]) -> crash_record.Collectives | None:
-        talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
-        return crash_record.Collectives(self.record) if talks else None
-
     def declared_otherwise(self, args: Sequence[Any]) -> str:
         """What dynamo declared of ``args`` and did not keep to, before backends can change them."""
         is_dynamos = self.level is Level.DYNAMO
         return declared_otherwise(self.untouched, args, self.mutated) if is_dynamos else ""
 
-    def verification(self, args: tuple[Any, ...], kept: Kept, undeclared: str) -> verify.Verification | None:
-        calls = verify.calls_compared(self.settings.verify)
+    def verification(self, args: tuple[Any, ...], kept: Kept) -> Verification | None:
+        """What is needed to judge a coming call with ``args``; None when it will not be judged."""
+        calls = calls_compared(self.settings.verify)
         if self.good_calls >= calls or self.position >= len(self.links):
             self.facts.why_not = self.facts.why_not or NOT_ASKED
             return None
         if self.comparing:
             return None
         self.comparing.add(threading.get_ident())
-        graph, own, link = self.untouched, self.settings, self.links[self.position]
+        link = self.links[self.position]
         with self.record.during(Step.RUN, link, args):
-            begun = verify.begin(graph, self.call, link, args, self.mutated, kept, own, self.facts)
-        if begun is not None:
-            begun.undeclared, begun.origin = undeclared, self.origin
-        return begun
+            why: str | None = "what it writes to cannot be copied"
+            if kept.complete:
+                why = refusal(self.untouched, args, self.mutated, self.settings)
+            if why:
+                self.facts.not_verified(why)
+                return None
+            # a copy that cannot be made keeps nobody from his own call
+            with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
+                with torch_internals.outside_tracing():
+                    copies = before(self.untouched, args, self.mutated)
+                spec = RunSpec(BackendRef(link.name, "..."), tolerances=self.settings.allowed)
+                begun = Verification(copies, link, spec, self.facts)
+                if copies.wants_backward():
+                    # a backend may wait for threads that call graphs of ours
+                    others = alone() if may_draw(self.untouched) else contextlib.nullcontext()
+                    with others, torch_internals.restoring_random_numbers(args):
+                        begun.take_gradients(self.call, kept)
+                return begun
+        return None
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
         self.good_calls += 1
-        self.settled = self.good_calls >= max(1, verify.calls_compared(self.settings.verify))
+        self.settled = self.good_calls >= max(1, calls_compared(self.settings.verify))
         if self.level is Level.DYNAMO and torch.is_grad_enabled() and not self.has_backward:
             self.has_backward = self.guard_backward(result, args)
         if self.settled and not self.has_backward:
@@ -394,6 +408,7 @@ class GraphState:
         report = own_report(failure.error)
         if report is None:
             self.facts.failed = True
+            failure = replace(failure, notes=(*failure.notes, *self.origin))
             report = handle.handle(failure, self.settings)
             set_report(failure.error, report)
         return report
@@ -401,16 +416,19 @@ class GraphState:
     def failure(
         self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
     ) -> Failure:
-        notes = (*notes, *self.origin)
-        link = self.links[self.position]
-        return Failure(self.untouched, tuple(values), link, kind, error, notes, level=self.level)
+        return Failure(self.untouched, tuple(values), self.links[self.position], kind, error, notes)
 
     def warn(self, failure: Failure, report: Report) -> None:
         later = self.links[self.position + 1 :]
         handle.warn_going_on(failure, report, later[0].name if later else "eager")
 
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
+        """Put the report's line on ``error``; of AOTAutograd's graphs into the log, too, where
+        dynamo wraps it and hides notes."""
         add_line(error, report)
+        hides = not torch_internals.dynamo_keeps_type(error) and torch_internals.in_a_backend()
+        if self.level is Level.ATEN and hides:
+            handle.log.warning("minidbg: %s", report.line)
 
 
 G = TypeVar("G", bound=GraphState)

@@ -117,10 +117,6 @@ class GraphFacts:
         self.why_not = self.why_not or reason
         PROCESS.say_once(f"a graph is not verified: {reason}")
 
-    def refused_by_eager(self, text: str) -> None:
-        self.eager_raises = text
-        PROCESS.say_once(text)
-
     def leave_out(self, note: str) -> None:
         self.left_out = tuple(dict.fromkeys((*self.left_out, note)))
         PROCESS.say_once(f"a part of a graph is not verified: {note}")
@@ -155,10 +151,6 @@ class Process:
             is_new, self.said = text not in self.said, self.said | {text}
         if is_new:
             log.warning("minidbg: %s", text)
-
-    def new_graph(self) -> GraphFacts:
-        self.graphs.append(made := GraphFacts())
-        return made
 
 
 PROCESS = Process()

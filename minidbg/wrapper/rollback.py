@@ -54,44 +54,35 @@ from minidbg.torch_internals.devices import generator_states, set_generator_stat
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTensor:
-    tensor: torch.Tensor
-    grad_fn: object
-    """Of the tensor before the call."""
-    memory: torch.Tensor
-    """Its elements, expanded dimensions narrowed to one, outside autograd."""
-    copy: torch.Tensor
-
-    def restore(self) -> bool:
-        """Put the elements back; False if the tensor's autograd history changed and stays so."""
-        self.memory.copy_(self.copy)
-        if self.tensor.grad_fn is self.grad_fn:
-            return True
-        if self.grad_fn is None and not self.tensor._is_view():
-            self.tensor.detach_()
-            return True
-        return False
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
     """The state before a call. ``restore`` may be called any number of times."""
 
-    tensors: tuple[KeptTensor, ...]
+    tensors: tuple[tuple[torch.Tensor, object, torch.Tensor, torch.Tensor], ...]
+    """Each with its ``grad_fn``, its elements outside autograd (expanded dimensions narrowed to
+    one), and a copy of these."""
     generators: tuple[tuple[str, torch.Tensor], ...]
     complete: bool = True
     """Whether all that the call may change is here; else a new run builds on changed values."""
 
     def restore(self) -> bool:
-        """Put everything back; whether all is as before, so that the graph may run again.
+        """Put everything back; whether all is as before, so that the graph may run again: not where
+        the autograd history of a tensor changed and stays so.
 
         Autograd counts no write: the values are those that it knows.
         """
-        with torch.no_grad(), torch_internals.same_versions([kept.memory for kept in self.tensors]):
-            restored = [kept.restore() for kept in self.tensors]
+        restored = self.complete
+        memories = [memory for _, _, memory, _ in self.tensors]
+        with torch.no_grad(), torch_internals.same_versions(memories):
+            for tensor, grad_fn, memory, copy in self.tensors:
+                memory.copy_(copy)
+                if tensor.grad_fn is not grad_fn:
+                    if grad_fn is None and not tensor._is_view():
+                        tensor.detach_()
+                    else:
+                        restored = False
         for device, state in self.generators:
             set_generator_state(device, state)
-        return self.complete and all(restored)
+        return restored
 
 
 NOTHING = Kept((), ())
@@ -113,7 +104,7 @@ def keep(
             return UNKNOWN
         with torch.no_grad():
             copies = tuple(
-                KeptTensor(tensor, tensor.grad_fn, memory, memory.clone())
+                (tensor, tensor.grad_fn, memory, memory.clone())
                 for tensor, memory in written
                 if not (torch_internals.is_freed(memory) or torch_internals.is_zero_tensor(memory))
             )

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import fx
 
 from minidbg import torch_internals
 from minidbg.codegen.names import readable_name
@@ -25,8 +24,8 @@ from minidbg.core.errors import AccuracyError
 from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction
-from minidbg.core.run_spec import BackendRef, Level, RunSpec
-from minidbg.core.settings import Settings, Verify
+from minidbg.core.run_spec import Level, RunSpec
+from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.judge.compare import Comparison, Difference
 from minidbg.judge.eager_runs import OTHER_SEED, left_by
@@ -39,7 +38,7 @@ from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_among
-from minidbg.wrapper.verify_runs import comparison_with, refusal
+from minidbg.wrapper.verify_runs import comparison_with
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
@@ -63,7 +62,7 @@ def calls_compared(verify: Verify | int) -> float:
 class Verification:
     before: verify_runs.Before
     link: Link
-    settings: Settings
+    spec: RunSpec
     facts: GraphFacts
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
@@ -72,23 +71,61 @@ class Verification:
     """The generators after the forward of which these are the gradients."""
     lacks_gradients: bool = False
     """Whether there are gradients that no run of the compiled function gave."""
-    origin: tuple[str, ...] = ()
-    """Notes for the capture: which graph this is."""
-    undeclared: str = ""
-    """What dynamo had declared otherwise of the inputs: then no backend is to blame."""
     notes: list[str] = field(default_factory=list)
     unjudged: set[str] = field(default_factory=set)
     """Labels of the results of which nothing was judged."""
 
-    @property
-    def spec(self) -> RunSpec:
-        return RunSpec(BackendRef(self.link.name, "..."), tolerances=self.settings.allowed)
+    def take_gradients(
+        self, call: Callable[[list[Any]], Any], kept: Kept, *, compiled_for_us: bool = False
+    ) -> None:
+        """Run the compiled function by ``call``, and its backward, on copies; keep gradients, or
+        the error. What ``kept`` holds is put back.
 
-    def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
+        Where the backward cannot run without being taken for the program's first one, the graph is
+        compiled once more, for us alone.
+        """
+        inside = self.before
+        inputs = inside.fresh(everything=True)
+        sources = gradient_sources(inside.model, inputs)
+        try:
+            with quiet():
+                try:
+                    with torch_internals.deferring_first_call():
+                        outputs = call(list(inputs))
+                    self.after_forward = generator_states(inputs)
+                except Exception as error:  # the user's own call will tell, but nothing of gradients
+                    if is_of_a_signal_handler(error):
+                        raise
+                    self.lacks_gradients = True
+                    return
+                if not (compiled_for_us or torch_internals.leave_first_backward(tensors_among([outputs]))):
+                    compiled_fn = compile_at_run_time(self.link, inside.model, tuple(inputs))
+                    inside.set_generators()
+                    with torch_internals.restoring_counters():
+                        self.take_gradients(lambda args: compiled_fn(*args), kept, compiled_for_us=True)
+                    return
+                try:
+                    self.gradients = gradients_of(outputs, sources)
+                except Exception as error:  # judged when eager's backward has been seen
+                    if is_out_of_memory(error) or is_of_a_signal_handler(error):
+                        raise
+                    # one that was compiled for us, outside of dynamo, may want what only dynamo
+                    # has; the program's own will tell
+                    if compiled_for_us or torch_internals.is_a_check_of_aot_autograd(error):
+                        self.facts.leave_out(GRADIENTS_REFUSED)
+                    else:
+                        self.backward_error = error
+        finally:
+            inside.set_generators()
+            if inside.graph is not inside.model:
+                kept.restore()
+
+    def judge(self, result: Any, args: Sequence[Any], undeclared: str) -> Failure | None:
         """``compare`` ``result``, which the compiled function gave for ``args``, with eager's; the
         failure, None where there is none.
 
-        Whatever goes wrong on our side leaves the call unverified.
+        No backend is to blame for what dynamo had declared otherwise (``undeclared``). Whatever
+        goes wrong on our side leaves the call unverified.
         """
         with fence(
             "verification_failed", lambda trouble: self.facts.not_verified(reason_of(trouble))
@@ -97,10 +134,11 @@ class Verification:
                 with alone(), handle.handling(args), quiet():
                     failure = self.compare(result, args)
             except EagerRefuses as refusal:
-                self.facts.refused_by_eager(f"{refusal}; {self.link.name} returned a result")
+                self.facts.eager_raises = f"{refusal}; {self.link.name} returned a result"
+                PROCESS.say_once(self.facts.eager_raises)
                 return None
-            if failure is not None and self.undeclared:
-                raise CannotCompare(self.undeclared)
+            if failure is not None and undeclared:
+                raise CannotCompare(undeclared)
             if self.lacks_gradients:
                 self.facts.leave_out(GRADIENTS_NOT_RUN)
                 self.facts.why_not = self.facts.why_not or GRADIENTS_NOT_RUN
@@ -266,88 +304,8 @@ class Verification:
     def failure(
         self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()
     ) -> Failure:
-        inside, notes = self.before, (*notes, *self.origin)
-        return Failure(
-            inside.graph, inside.inputs, self.link, kind, error, notes, direction, level=self.link.level
-        )
-
-
-def begin(
-    graph: fx.GraphModule,
-    call: Callable[[list[Any]], Any],
-    link: Link,
-    args: Sequence[Any],
-    mutated: frozenset[int],
-    kept: Kept,
-    settings: Settings,
-    facts: GraphFacts,
-) -> Verification | None:
-    """What is needed to judge a coming call with ``args``; None when it will not be judged.
-
-    Where gradients are needed, ``call`` of the compiled function and its backward have then run on
-    copies; what ``kept`` holds is put back.
-    """
-    why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
-    if why:
-        facts.not_verified(why)
-        return None
-    # a copy that cannot be made keeps nobody from his own call
-    with fence("verification_failed", lambda trouble: facts.not_verified(reason_of(trouble))):
-        with torch_internals.outside_tracing():
-            state = verify_runs.before(graph, args, mutated)
-            verification = Verification(state, link, settings, facts)
-        if state.wants_backward():
-            # a backend may wait for threads that call graphs of ours
-            others = alone() if may_draw(graph) else contextlib.nullcontext()
-            with others, torch_internals.restoring_random_numbers(args):
-                run_backward(verification, call, kept)
-        return verification
-    return None
-
-
-def run_backward(
-    verification: Verification, call: Callable[[list[Any]], Any], kept: Kept, *, compiled_for_us: bool = False
-) -> None:
-    """Run the user's compiled function and its backward on copies; keep gradients, or the error.
-
-    Where the backward cannot run without being taken for the program's first one, the graph is
-    compiled once more, for us alone.
-    """
-    inside = verification.before
-    inputs = inside.fresh(everything=True)
-    sources = gradient_sources(inside.model, inputs)
-    try:
-        with quiet():
-            try:
-                with torch_internals.deferring_first_call():
-                    outputs = call(list(inputs))
-                verification.after_forward = generator_states(inputs)
-            except Exception as error:  # the user's own call will tell, but nothing of gradients
-                if is_of_a_signal_handler(error):
-                    raise
-                verification.lacks_gradients = True
-                return
-            if not (compiled_for_us or torch_internals.leave_first_backward(tensors_among([outputs]))):
-                compiled_fn = compile_at_run_time(verification.link, inside.model, tuple(inputs))
-                inside.set_generators()
-                with torch_internals.restoring_counters():
-                    run_backward(verification, lambda args: compiled_fn(*args), kept, compiled_for_us=True)
-                return
-            try:
-                verification.gradients = gradients_of(outputs, sources)
-            except Exception as error:  # judged when eager's backward has been seen
-                if is_out_of_memory(error) or is_of_a_signal_handler(error):
-                    raise
-                # one that was compiled for us, outside of dynamo, may want what only dynamo has;
-                # the program's own will tell
-                if compiled_for_us or torch_internals.is_a_check_of_aot_autograd(error):
-                    verification.facts.leave_out(GRADIENTS_REFUSED)
-                else:
-                    verification.backward_error = error
-    finally:
-        inside.set_generators()
-        if inside.graph is not inside.model:
-            kept.restore()
+        inside = self.before
+        return Failure(inside.graph, inside.inputs, self.link, kind, error, notes, direction)
 
 
 @contextlib.contextmanager

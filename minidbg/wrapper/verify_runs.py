@@ -21,6 +21,7 @@ from minidbg.codegen.subclasses import is_constructed
 from minidbg.core.run_spec import RunSpec
 from minidbg.core.settings import Settings
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module, storage_key
+from minidbg.fx.effects import is_call
 from minidbg.fx.mutation import written_attributes
 from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison, Difference, written_unseen
@@ -219,12 +220,6 @@ def refusal(
             return f"{node.name} has effects outside the graph, so it must not run twice"
     if any(map(torch_internals.is_freed, tensors_among(args))):
         return "the memory of an input has been freed"
-    return too_large(graph, args, mutated, settings)
-
-
-def too_large(
-    graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
-) -> str | None:
     copies = bytes_of(tensors_among(args[index] for index in indices_sharing_memory(args, mutated)))
     if copies > settings.value_limit_bytes:
         return (
@@ -232,14 +227,15 @@ def too_large(
             f"and value_limit_bytes allows {settings.value_limit_bytes / 1e6:.0f} MB"
         )
     tensors = tensors_among(args) if torch.is_grad_enabled() else []
-    trained = [one for one in tensors if one.requires_grad]
-    needed = 2 * copies + 2 * bytes_of(trained) + bytes_of_a_run(graph)
-    lack = lack_of_memory(needed, args)
+    trained = [tensor for tensor in tensors if tensor.requires_grad]
+    lack = lack_of_memory(2 * copies + 2 * bytes_of(trained) + bytes_of_a_run(graph), args)
     return lack and f"eager beside {lack}"
 
 
 def lack_of_memory(needed: int, inputs: Sequence[Any]) -> str | None:
-    free = free_memory_bytes(tensors_among(inputs))
+    accelerators = map(devices.free_bytes, devices.devices_of(tensors_among(inputs)))
+    available = int(psutil.virtual_memory().available)
+    free = next((number for number in accelerators if number is not None), available)
     if needed > RUN_MEMORY_SHARE * free:
         return f"it may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
     return None
@@ -291,20 +287,17 @@ def bytes_of_a_run(graph: fx.GraphModule) -> int:
 
     With gradients everything counts as kept until backward.
     """
-    keeps = torch.is_grad_enabled()
-    nodes = list(graph.graph.nodes)
-    at = {node: index for index, node in enumerate(nodes)}
-    ends: dict[int, int] = {}
+    examples = {node: node.meta.get("example_value") for node in graph.graph.nodes if is_call(node)}
+    sizes = {node: bytes_of_example(example) for node, example in examples.items()}
     alive = most = 0
-    for index, node in enumerate(nodes):
-        if node.op.startswith("call"):
-            size = bytes_of_example(node.meta.get("example_value"))
-            alive += size
-            most = max(most, alive)
-            if not keeps:
-                last = max((at[user] for user in node.users), default=index)
-                ends[last] = ends.get(last, 0) + size
-        alive -= ends.pop(index, 0)
+    counted = set[fx.Node]()
+    for node in reversed(graph.graph.nodes):
+        last_used = {node, *node.all_input_nodes} - counted
+        counted |= last_used
+        alive += sum(sizes.get(value, 0) for value in last_used)
+        most = max(most, alive)
+        if not torch.is_grad_enabled():
+            alive -= sizes.get(node, 0)
     return most
 
 
@@ -318,9 +311,3 @@ def bytes_of_example(example: Any) -> int:
         hint = torch_internals.hint(length)
         size *= 1 if hint is None else int(hint)
     return size
-
-
-def free_memory_bytes(tensors: Sequence[Tensor]) -> int:
-    found = (devices.free_bytes(device) for device in devices.devices_of(tensors))
-    available = int(psutil.virtual_memory().available)
-    return next((free for free in found if free is not None), available)

@@ -24,7 +24,7 @@ from minidbg.core.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.judge.randomness import may_draw
 from minidbg.wrapper.chain import Backend, Link, backend_hash, link_name, merged_links, same_backend
 from minidbg.wrapper.graph_state import GraphState, state_of
-from minidbg.wrapper.process import Report, add_line, own_report, set_report
+from minidbg.wrapper.process import add_line, own_report, set_report
 from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
 
 log = logging.getLogger("minidbg")
@@ -54,14 +54,11 @@ class WrappedBackend:
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
-        return self.links_with(self.options, self.mode)
-
-    def links_with(self, options: Mapping[str, Any], mode: str | None) -> tuple[Link, ...]:
         """The chain; ``options`` and ``mode`` are the first link's.
         Raises BadSetting for what inductor does not know."""
         first, *others = self.backends
-        check_options(first, options, mode)
-        return (Link(first, options, mode), *(Link(backend) for backend in others))
+        check_options(first, self.options, self.mode)
+        return (Link(first, self.options, self.mode), *(Link(backend) for backend in others))
 
     def __call__(
         self,
@@ -74,7 +71,8 @@ class WrappedBackend:
         """What the wrapped backend returns, behind a thin function; what it raises gets a note."""
         links = self.links
         if mode or options:
-            links = self.links_with(*merged_links(self.options, self.mode, options or {}, mode))
+            together = merged_links(self.options, self.mode, options or {}, mode)
+            links = WrappedBackend(self.backends, *together, self.settings).links
         graph = state_of(lambda: GraphState(gm, links, self.settings))
         if graph is None:
             return links[0].compiler(gm, example_inputs)
@@ -378,20 +376,5 @@ class AtenGraph(GraphState):
                 NUMBERS_OF_BACKWARD
             )  # AOTAutograd's graph is the reference, and draws as well
 
-    def is_put_off(self) -> bool:
-        """Whether AOTAutograd swallows a failure now: of a backward compiled ahead of time, which
-        may never be needed."""
-        return (
-            self.part == "backward"
-            and not torch_internals.in_backward()
-            and torch_internals.tries_backward_early()
-        )
-
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
         return compiled_fn if self.stored else super().called_as(compiled_fn)
-
-    def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
-        """Put the report's line on ``error`` and in the log where dynamo wraps it, hiding notes."""
-        super().say_why_it_is_raised(error, report)
-        if not torch_internals.dynamo_keeps_type(error) and torch_internals.in_a_backend():
-            log.warning("minidbg: %s", report.line)

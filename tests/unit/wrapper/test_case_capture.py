@@ -34,11 +34,13 @@ def small_graph() -> fx.GraphModule:
     return fx.symbolic_trace(lambda x: (torch.relu(x) + 1,))
 
 
-def failing(graph: fx.GraphModule, inputs: tuple[object, ...], **changes: object) -> Failure:
+def failing(
+    graph: fx.GraphModule, inputs: tuple[object, ...], level: Level = Level.DYNAMO, **changes: object
+) -> Failure:
     try:
         raise ValueError("relu of this is not known\nsecond line")
     except ValueError as error:
-        return Failure(graph, inputs, Link("eager"), Kind.COMPILE, error, **changes)
+        return Failure(graph, inputs, Link("eager", level=level), Kind.COMPILE, error, **changes)
 
 
 def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from functools import partial
@@ -18,7 +19,7 @@ from minidbg.commands.run.launch import graph_lines
 from minidbg.core.foreign import chain_of
 from minidbg.judge import eager_runs
 from minidbg.wrapper import capture, crash_record, handle, stats, verify_runs
-from minidbg.wrapper.process import PROCESS, write_stats
+from minidbg.wrapper.process import PROCESS, GraphFacts, write_stats
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def _no_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_graph_counts_once() -> None:
-    verified, wrong, refused, _, both = (PROCESS.new_graph() for _ in range(5))
+    PROCESS.graphs[:] = verified, wrong, refused, _, both = [GraphFacts() for _ in range(5)]
     verified.verified = True
     verified.leave_out("output 0 is not judged")
     wrong.verified = wrong.failed = True
@@ -41,7 +42,7 @@ def test_each_graph_counts_once() -> None:
 
 
 def test_a_forked_childs_graphs_are_not_its_parents() -> None:
-    PROCESS.new_graph().process += 1
+    PROCESS.graphs.append(GraphFacts(process=os.getppid()))
     assert stats().graphs == 0
 
 
@@ -50,7 +51,7 @@ def test_a_process_appends_its_line_to_the_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("MINIDBG_STATS", str(file))
     write_stats()
     assert not file.exists(), "nothing was compiled"
-    PROCESS.new_graph().verified = True
+    PROCESS.graphs.append(GraphFacts(verified=True))
     write_stats()
     write_stats()
     assert [json.loads(line)["verified"] for line in file.read_text().splitlines()] == [1, 1]
