@@ -27,10 +27,10 @@ from minidbg.core.outcome import Direction
 from minidbg.core.run_spec import Level, RunSpec
 from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
+from minidbg.fx.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.compare import Comparison, Difference
 from minidbg.judge.eager_runs import OTHER_SEED, left_by
 from minidbg.judge.leaves import CannotCompare
-from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.run import gradient_sources, gradients_of, left_behind
 from minidbg.torch_internals.devices import generator_states
 from minidbg.wrapper import first_wrong, handle, verify_runs

@@ -23,10 +23,10 @@ from minidbg.core.settings import Settings
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module, storage_key
 from minidbg.fx.effects import is_call
 from minidbg.fx.mutation import written_attributes
+from minidbg.fx.randomness import Derandomized, draws_alone
 from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison, Difference, written_unseen
 from minidbg.judge.differences import are_close
-from minidbg.judge.randomness import Derandomized, draws_alone
 from minidbg.judge.run import Change, left_by_run, needs_gradient, unchanged
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state

@@ -21,7 +21,7 @@ from minidbg.core import environment, settings
 from minidbg.core.errors import BadSetting, UnknownBackend, nearest
 from minidbg.core.run_spec import CompiledFn, CompilerFn, Level
 from minidbg.core.settings import CompilerSettings, Settings, WrapSettings
-from minidbg.judge.randomness import may_draw
+from minidbg.fx.randomness import may_draw
 from minidbg.wrapper.chain import Backend, Link, backend_hash, link_name, merged_links, same_backend
 from minidbg.wrapper.graph_state import GraphState, state_of
 from minidbg.wrapper.process import add_line, own_report, set_report

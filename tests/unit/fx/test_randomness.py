@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from minidbg.codegen.size import call_nodes
 from minidbg.fx.copying import capture_by_dynamo, clone_values, copy_graph_module
+from minidbg.fx.randomness import Derandomized, attention_that_shows_its_mask, draws_alone, feed_recorded
 from minidbg.judge.compare import mismatch
 from minidbg.judge.leaves import collect_leaves
-from minidbg.judge.randomness import Derandomized, attention_that_shows_its_mask, draws_alone, feed_recorded
 
 Program = Callable[..., Any]
 
