@@ -17,19 +17,17 @@ import torch
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 from minidbg.judge.differences import (
     FACTOR_NOISY,
-    _has_floats,
     _rms,
     distance_between,
     far_apart,
     is_noise,
 )
-from minidbg.judge.leaves import CannotCompare, Leaf, Leaves, _are_plain, _can_stand_for, collect_leaves
+from minidbg.judge.leaves import CannotCompare, Leaves, _are_plain, _can_stand_for, collect_leaves
 from minidbg.judge.precision import RoundingNoise, to_float64
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.devices import generator_states
 from minidbg.torch_internals.thread_state import preserving_thread_state
 
-FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 OTHER_SEED = 7_040_813  # none that a program is likely to have set, so that its numbers are others
 MOST_ANSWERS = 8  # eager runs with other answers, and with other rounding
 NO_MOVE = 1e-5  # sums in another order, relative
@@ -113,10 +111,8 @@ class EagerRuns:
         return value if like is None or _can_stand_for(value, like) else None
 
 
-def eager_runs_of(eager: Eager, expected: Leaves) -> EagerRuns:
-    """The eager_runs of a program that left ``expected`` behind.
-
-    The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to
+def eager_runs_of(eager: Eager) -> EagerRuns:
+    """The eager_runs of a program. The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to
     the tensors of all runs.
     """
     sensitivity = Sensitivity()
@@ -124,7 +120,7 @@ def eager_runs_of(eager: Eager, expected: Leaves) -> EagerRuns:
         {
             Tag.AGAIN: again(eager, sensitivity),
             Tag.FLOAT64: in_float64(eager, sensitivity),
-            Tag.UNDEFINED: with_other_answers(eager, expected, sensitivity),
+            Tag.UNDEFINED: with_other_answers(eager, sensitivity),
             Tag.NOISE: with_other_rounding(eager),
         },
         sensitivity,
@@ -160,16 +156,9 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
     sensitivity.draws = mode.may_draw and not all(
         torch.equal(states.get(name, now), now) for name, now in generator_states(())
     )
-    if sensitivity.draws:
-        first = left_by(eager(seed=OTHER_SEED)) if sensitivity.is_open else run
-        few = {
-            where: leaf._replace(value="any")  # two draws of few numbers are likely to be the same
-            for where, leaf in first.items()
-            if leaf.role == "output"
-            and not (isinstance(leaf.value, torch.Tensor) and leaf.value.numel() > FEW_ELEMENTS)
-        }
-        yield {**first, **few}
-    elif not sensitivity.is_open:
+    if sensitivity.draws and sensitivity.is_open:
+        run = left_by(eager(seed=OTHER_SEED))
+    if sensitivity.draws or not sensitivity.is_open:
         yield run
 
 
@@ -178,19 +167,20 @@ def in_float64(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
         yield run_of(eager, to_float64)
 
 
-def with_other_answers(eager: Eager, expected: Leaves, sensitivity: Sensitivity) -> Iterator[Leaves]:
-    """Eager runs with other answers where torch leaves them open.
+def with_other_answers(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
+    """Eager itself, with zeros for memory that nobody wrote, then eager runs with other answers
+    where torch leaves them open.
 
-    They differ from ``expected`` only where another answer shows: kernels that such a run takes for
-    others have other rounding errors.
+    Those are held against the first: kernels that such runs take for others round otherwise.
     """
-    usual = None
-    for number in range(MOST_ANSWERS if sensitivity.is_open else 0):
+    usual = changed_run(eager, ZeroFilled().applied_to) if sensitivity.is_open else None  # type: ignore[no-untyped-call]
+    if usual is not None:
+        yield usual
+    for number in range(MOST_ANSWERS if usual is not None else 0):
         mode = UndefinedResults(number)
-        usual = usual or changed_run(eager, ZeroFilled().applied_to)  # type: ignore[no-untyped-call]
-        if usual and (run := changed_run(eager, mode.applied_to)):
+        if (run := changed_run(eager, mode.applied_to)) is not None:
             sensitivity.undefined |= mode.met
-            yield what_moved(run, usual, expected, NO_MOVE)
+            yield run
 
 
 def with_other_rounding(eager: Eager) -> Iterator[Leaves]:
@@ -231,27 +221,15 @@ def run_of(eager: Eager, *change: Any, **seed: int) -> Leaves:
             raise
 
 
-def what_moved(run: Leaves, base: Leaves, expected: Leaves, bound: float) -> Leaves:
-    """``run`` with the expected values where it is not far from ``base``: off by less than
-    ``bound``, in units of value and tensor."""
-    return {
-        where: substitute_where_far(leaf, base.get(where), expected.get(where), bound)
-        for where, leaf in run.items()
-    }
-
-
-def substitute_where_far(leaf: Leaf, base: Leaf | None, expected: Leaf | None, bound: float) -> Leaf:
-    if not (base and expected):
-        return leaf
-    value, usual, wanted = leaf.value, base.value, expected.value
-    if isinstance(value, float) and isinstance(usual, float):
-        return expected if abs(value - usual) <= bound * abs(usual) else leaf
-    if same_but_for_rounding(value, usual):
-        return expected
-    if not (_has_floats(value) and _can_stand_for(usual, value) and _can_stand_for(wanted, value)):
-        return leaf
-    far = far_apart(value, usual, bound, bound * _rms(usual))
-    return leaf._replace(value=torch.where(far, value, wanted)) if far.any() else expected
+def moved(run: Any, usual: Any, expected: torch.Tensor, relative: float, absolute: float) -> Any:
+    """Where a run with other answers is not what the usual one is: off by more than these, and than
+    sums in another order."""
+    if not (_can_stand_for(run, expected) and _can_stand_for(usual, expected)):
+        return True
+    if same_but_for_rounding(run, usual):
+        return False
+    absolute = max(absolute, NO_MOVE * _rms(usual))
+    return far_apart(run, usual, max(relative, NO_MOVE), absolute)
 
 
 def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:

@@ -244,14 +244,8 @@ class UndefinedResults(PerturbedEager):
     def moments(self, func: Any, given: dict[str, Any]) -> Any:
         """The mean beside a spread: torch's way to it makes NaN of an infinity, others do not."""
         spread, mean = func(**given)
-        values, dims = given["self"], given.get("dim")
-        plain = values.mean(
-            tuple(range(values.dim())) if dims is None else dims, keepdim=bool(given.get("keepdim"))
-        )
-        other = torch.where(mean.isfinite(), mean, plain)
-        if not same(other, mean):
-            self.met["the mean that comes with a variance of infinities"] = None
-        return spread, other
+        is_open = mean.isnan() & spread.isnan()
+        return spread, self.filled(mean, is_open, "the mean that comes with a variance of infinities")
 
     def unique(self, func: Any, given: dict[str, Any]) -> Any:
         values, inverse, counts = func(**given)
@@ -265,51 +259,28 @@ class UndefinedResults(PerturbedEager):
 
     def write(self, func: Any, given: dict[str, Any]) -> Any:
         """Writes in another order, which shows where places repeat; sums only round otherwise."""
-        changed = self.with_writes_reordered(given)
-        is_sum = given.get("accumulate") or "add" in func.__name__ or "reduce" in func.__name__
-        if func._schema.is_mutable:
-            changed["self"] = given["self"].clone()
-        again, result = func(**changed), func(**given)
+        source = next((name for name in ("src", "source", "values") if name in given), None)
+        again, result = given["self"].clone(), func(**given)
+        if source is None or given.get("accumulate") or "reduce" in func.__name__:
+            return result
+        numbers, values = torch.arange(again.numel(), device=again.device), given[source]
+        numbers, dim = numbers.reshape(again.shape), given.get("dim")
+        if "indices" in given:
+            places = torch.ops.aten.index.Tensor(numbers, given["indices"])
+            values = values.expand(places.shape)
+        elif dim is None:
+            places = numbers.take(given["index"])
+        elif given["index"].dim() == values.dim():  # scatter takes a part of larger values
+            places = numbers.gather(dim, given["index"])
+            values = values[tuple(map(slice, places.shape))]
+        else:
+            places = numbers.index_select(dim, given["index"])
+        order = self.order(places.numel(), again.device)
+        again.put_(places.reshape(-1)[order], values.reshape(-1).to(again.device)[order])
         if not same(again, result):
-            if not is_sum:
-                self.met["which of several writes to one place stays"] = None
+            self.met["which of several writes to one place stays"] = None
             result.copy_(again)
         return result
-
-    def with_writes_reordered(self, given: dict[str, Any]) -> dict[str, Any]:
-        source = next((name for name in ("src", "source", "values") if name in given), None)
-        if source is None:  # one value, whatever the order
-            return dict(given)
-        values = given[source]
-        if "indices" in given:
-            places = [(at, one) for at, one in enumerate(given["indices"]) if one is not None]
-            if any(one.dtype in (torch.bool, torch.uint8) for _, one in places):
-                return dict(given)
-            every = torch.broadcast_tensors(*(one for _, one in places))  # type: ignore[no-untyped-call]
-            adjacent = places[-1][0] - places[0][0] + 1 == len(places)
-            first, last = (places[0][0] if adjacent else 0), every[0].dim()
-            order = self.order(every[0].numel(), every[0].device)
-            indices = list(given["indices"])
-            for (at, _), one in zip(places, every, strict=True):
-                indices[at] = one.reshape(-1)[order]
-            if values.numel() > 1:
-                shape = torch.ops.aten.index.Tensor(given["self"], given["indices"]).shape
-                values = values.expand(shape)
-                flat = [*shape[:first], order.numel(), *shape[first + last :]]
-                values = values.reshape(flat).index_select(first, order.to(values.device))
-            return {**given, "indices": indices, source: values}
-        index, dim = given["index"], given.get("dim", 0)
-        if not (index.numel() and index.dim()):
-            return dict(given)
-        if "dim" not in given:  # put
-            order = self.order(index.numel(), index.device)
-            return {**given, "index": index.reshape(-1)[order], source: values.reshape(-1)[order]}
-        along = 0
-        if index.dim() == values.dim():  # scatter takes a part of larger values
-            along, values = dim, values[tuple(slice(size) for size in index.shape)]
-        order = self.order(index.shape[along], index.device)
-        index, values = index.index_select(along, order), values.index_select(dim, order)
-        return {**given, "index": index, source: values}
 
     def empty(self, func: Any, given: dict[str, Any]) -> Any:
         result = func(**given)
@@ -329,7 +300,7 @@ class UndefinedResults(PerturbedEager):
 
 VECTORS = "eigenvectors, singular vectors, factors of qr, and the order of eigenvalues"
 ORDERED = "sort argsort topk argmax argmin max min median nanmedian mode kthvalue"
-WRITTEN = "scatter index_put _index_put_impl _unsafe_index_put index_copy put index_add scatter_add scatter_reduce index_reduce"
+WRITTEN = "scatter index_put _index_put_impl _unsafe_index_put index_copy put"
 RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
     name.strip("_"): rule
     for names, rule in {

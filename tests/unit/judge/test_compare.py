@@ -442,7 +442,7 @@ def test_many_results_that_torch_does_not_define_are_one_sentence() -> None:
     ]
     for first, other, expected in ((runs[0], runs[2], 3), (runs[1], runs[3], 1)):
         notes: list[str] = []
-        assert mismatch(other, first, EagerRuns({Tag.UNDEFINED: [other]}), notes=notes) is None
+        assert mismatch(other, first, EagerRuns({Tag.UNDEFINED: [first, other]}), notes=notes) is None
         assert len(notes) == expected
     assert notes == [
         "output 0 and 8 other results are not judged: torch does not define what rounding decides"
