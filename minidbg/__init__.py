@@ -18,50 +18,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minidbg.core.errors import AccuracyError, MinidbgError
-    from minidbg.core.kinds import Kind
-    from minidbg.core.outcome import Outcome, Signature, Verdict
-    from minidbg.fx.case import Case
-    from minidbg.library import check, load, reduce, save_repro
-    from minidbg.reduction import Minimized, minimize
-    from minidbg.wrapper import Report, Stats, report_of, stats, wrap, wrap_compiler
+    from minidbg.core.errors import AccuracyError as AccuracyError
+    from minidbg.core.errors import MinidbgError as MinidbgError
+    from minidbg.core.kinds import Kind as Kind
+    from minidbg.core.outcome import Outcome as Outcome
+    from minidbg.core.outcome import Signature as Signature
+    from minidbg.core.outcome import Verdict as Verdict
+    from minidbg.fx.case import Case as Case
+    from minidbg.library import check as check
+    from minidbg.library import load as load
+    from minidbg.library import reduce as reduce
+    from minidbg.library import save_repro as save_repro
+    from minidbg.reduction import Minimized as Minimized
+    from minidbg.reduction import minimize as minimize
+    from minidbg.wrapper import Report as Report
+    from minidbg.wrapper import Stats as Stats
+    from minidbg.wrapper import report_of as report_of
+    from minidbg.wrapper import stats as stats
+    from minidbg.wrapper import wrap as wrap
+    from minidbg.wrapper import wrap_compiler as wrap_compiler
 
 __version__ = "0.2.0.dev0"
 
-__all__ = [
-    "wrap",
-    "wrap_compiler",
-    "report_of",
-    "Report",
-    "stats",
-    "Stats",
-    "minimize",
-    "Minimized",
-    "load",
-    "check",
-    "reduce",
-    "save_repro",
-    "Case",
-    "Outcome",
-    "Verdict",
-    "Kind",
-    "Signature",
-    "MinidbgError",
-    "AccuracyError",
-]
-
 HOMES = {
-    name: home
+    name: f"minidbg.{home}"
     for home, names in {
-        "minidbg.wrapper": ("wrap", "report_of", "Report", "wrap_compiler", "stats", "Stats"),
-        "minidbg.reduction": ("minimize", "Minimized"),
-        "minidbg.library": ("load", "check", "reduce", "save_repro"),
-        "minidbg.fx.case": ("Case",),
-        "minidbg.core.outcome": ("Outcome", "Verdict", "Kind", "Signature"),
-        "minidbg.core.errors": ("MinidbgError", "AccuracyError"),
+        "wrapper": ("wrap", "wrap_compiler", "report_of", "Report", "stats", "Stats"),
+        "reduction": ("minimize", "Minimized"),
+        "library": ("load", "check", "reduce", "save_repro"),
+        "fx.case": ("Case",),
+        "core.outcome": ("Outcome", "Verdict", "Kind", "Signature"),
+        "core.errors": ("MinidbgError", "AccuracyError"),
     }.items()
     for name in names
 }
+__all__ = [*HOMES]
 
 
 if not TYPE_CHECKING:  # a type checker is to refuse a name that is not there
