@@ -26,9 +26,9 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.files import read_regular
 from minidbg.core.outcome import Outcome, Verdict, is_expected
 from minidbg.core.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
-from minidbg.core.text import display_path, last_json
+from minidbg.core.text import display_path
 from minidbg.watch.repros import Repro, is_script, read_repro
-from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judge_arguments, outcome_of_job
+from minidbg.watch.runner import DEVICES_CALL, fork_for, judge_arguments, outcome_of_job
 from minidbg.watch.settings import Devices, Workers, chosen_devices, parse_devices
 from minidbg.workers import Request, Scripts, preload_for
 
@@ -219,10 +219,7 @@ def devices_here() -> Devices:
     """The devices of this machine, asked in a child: this process needs no torch."""
     pool = Scripts(preload_for((), forks=False))
     try:
-        ended = pool.run(Request((PROBE_SCRIPT, "devices")))
+        ended = pool.run(Request(call=DEVICES_CALL))
     finally:
         pool.close()
-    try:
-        return Devices.from_json(last_json(ended.stdout) or {})
-    except (KeyError, TypeError):
-        return Devices({})
+    return Devices.from_json(ended.value) if ended.answered else Devices({})

@@ -25,18 +25,28 @@ from typing import TypeAlias, TypeVar
 from minidbg.core import settings as base
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict, is_expected
-from minidbg.core.text import display_path, last_json, last_line, plural
+from minidbg.core.text import display_path, last_line, plural
 from minidbg.history import HISTORY_FILE, Flip, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.events import Notice
 from minidbg.watch.files import are_stale, changes, digest_of_all
 from minidbg.watch.repros import Lock, Repro, contents_of, hidden_folder, home_of, read_repros
-from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, outcome_of_job
+from minidbg.watch.runner import DEVICES_CALL, Build, Built, Runner, fork_for, outcome_of_job
 from minidbg.watch.settings import Devices, FailOn, WatchSettings, chosen_devices
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, INCONCLUSIVE, Decision, Job, Purpose, Transition, usual_seconds
 from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep
-from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, View, log_in
+from minidbg.watch.views import (
+    Announcer,
+    FlipCommands,
+    JsonLines,
+    PlainLines,
+    RunAll,
+    Stop,
+    View,
+    Wish,
+    log_in,
+)
 from minidbg.watch.watched import FileEvents, Watched
 from minidbg.workers import Ended, Pool, Request, Scripts, preload_for
 
@@ -52,22 +62,12 @@ class DevicesChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class RunAll:
-    """A person asked for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Revised:
     sweep: int
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = FilesChanged | DevicesChanged | RunAll | Stop | Revised | Built | Future[Ended] | Notice
+Message: TypeAlias = FilesChanged | DevicesChanged | Revised | Built | Future[Ended] | Wish
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
 """Of this machine's pool and the inbox's ``put``: a pool with devices of other machines too."""
@@ -451,22 +451,19 @@ class Daemon:
     # Devices, the end
 
     def ask_for_devices(self) -> None:
-        no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        command = (PROBE_SCRIPT, "devices", *no_torch)
         fork = fork_for(self.settings.workers)
-        self.devices_asked = self.pool.submit(Request(command, fork=fork))
+        self.devices_asked = self.pool.submit(Request(call=DEVICES_CALL, fork=fork))
         self.devices_asked.add_done_callback(self.inbox.put)
 
     def devices_answered(self, message: Ended) -> None:
-        try:
-            devices = Devices.from_json(last_json(message.stdout) or {})
-        except (KeyError, TypeError):
-            why = last_line(message.stderr_tail)
-            self.announce(Notice(f"torch could not be asked for devices; only cpu is used: {why}"))
-            devices = Devices({"cpu": "cpu|unknown"})
         if self.devices.environments:
             self.watched.ask_for_all()  # it was asked before
-        self.devices = devices
+        if message.answered:
+            self.devices = Devices.from_json(message.value)
+        else:
+            why = last_line(message.error or message.stderr_tail)
+            self.announce(Notice(f"torch could not be asked for devices; only cpu is used: {why}"))
+            self.devices = Devices({"cpu": "cpu|unknown"})
 
     def end(self) -> None:
         self.watched.events.stop()
@@ -512,7 +509,7 @@ def views_of(settings: WatchSettings, inbox: Inbox, more: Sequence[MakeView], *,
     elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
         from minidbg.watch.terminal import TerminalView
 
-        views.append(TerminalView(inbox))  # last: from here on errors would be written over
+        views.append(TerminalView(inbox.put))  # last: from here on errors would be written over
     else:
         views.append(PlainLines(sys.stdout, every_result=settings.once))
     return views

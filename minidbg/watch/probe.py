@@ -1,32 +1,26 @@
-"""The devices: ``probe.py devices [--no-torch]``, a script in a worker: the daemon holds no torch.
-
-It prints one line of JSON: ``{"devices": {name: {"name", "driver"}}, "torch", "machine"}``. With
-``--no-torch`` only the processor is looked at.
-"""
+"""The devices of this machine, asked for in a child: the daemon holds no torch."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import platform
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
-def main(argv: Sequence[str]) -> int:
-    here = str(Path(__file__).parent)
-    sys.path[:] = [path for path in sys.path if path != here]
-    devices, version = {"cpu": {"name": processor(), "driver": ""}}, ""
-    if "--no-torch" not in argv:
+def devices(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+    """``{"devices": {name: {"name", "driver"}}, "torch", "machine"}``; only the processor where
+    scripts need no torch, see ``preload_for``."""
+    known, version = {"cpu": {"name": processor(), "driver": ""}}, ""
+    if os.environ.get("MINIDBG__WATCH_PRELOAD") != "none":
         import torch
 
         version = torch.__version__
-        devices |= accelerators(torch)
+        known |= accelerators(torch)
     machine = f"{platform.system()} {platform.machine()}"
-    print(json.dumps({"devices": devices, "torch": version, "machine": machine}), flush=True)
-    return 0
+    return {"devices": known, "torch": version, "machine": machine}
 
 
 def accelerators(torch: Any) -> dict[str, dict[str, str]]:
@@ -36,14 +30,12 @@ def accelerators(torch: Any) -> dict[str, dict[str, str]]:
     kind = torch.accelerator.current_accelerator().type
     current = torch.accelerator.current_device_index()
     name_of = getattr(getattr(torch, kind, None), "get_device_name", lambda index: kind)
-    found = {
-        f"{kind}:{index}": {
-            "name": str(name_of(index)),
-            "driver": str(getattr(torch.version, kind, None) or ""),
-        }
+    driver = str(getattr(torch.version, kind, None) or "")
+    known = {
+        f"{kind}:{index}": {"name": str(name_of(index)), "driver": driver}
         for index in range(torch.accelerator.device_count())
     }
-    return {kind: found[f"{kind}:{current}"], **found}
+    return {kind: known[f"{kind}:{current}"], **known}
 
 
 def processor() -> str:
@@ -52,7 +44,3 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

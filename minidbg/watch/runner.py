@@ -27,7 +27,8 @@ from minidbg.watch.sweep import Lane, Run
 from minidbg.workers import Ended, Pool, Request, Warmup
 from minidbg.workers.child import end_of, kill_group
 
-PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
+DEVICES_CALL = "minidbg.watch.probe:devices"
+"""The question to a child which devices are here."""
 FIRST_RUN_SECONDS = 180.0
 LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0

@@ -3,7 +3,7 @@ columns there are, and a terminal.
 
 To add a key, write its row of ``HELP`` and its case in ``Screen.press``; of what the terminal is
 needed for in ``TerminalView.read_keys``. What the daemon is to do is a message: return one there
-is, or add one to ``Message`` in ``daemon.py``, and its case in ``Daemon.dispatch``.
+is, or add one to ``Wish`` in ``views.py``, and its case in ``Daemon.dispatch``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from minidbg.core.text import display_path, plural, printable
-from minidbg.watch.daemon import Inbox, Message, RunAll, Stop
-from minidbg.watch.events import Event, Flipped, Notice, names_of
-from minidbg.watch.matrix import Cell, Matrix
-from minidbg.watch.views import View
+from minidbg.watch.events import Cell, Event, Flipped, Matrix, Notice, names_of
+from minidbg.watch.views import RunAll, Stop, View, Wish
 
 STYLES: Mapping[str | None, str] = {
     "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta",
@@ -63,7 +61,7 @@ class Screen:
     selected: str = ""
     help: bool = False
 
-    def press(self, key: str) -> Message | None:
+    def press(self, key: str) -> Wish | None:
         """Change what is shown; what the daemon is to do."""
         self.help = key == "?" and not self.help
         repros = self.matrix.repros
@@ -162,8 +160,8 @@ class Screen:
 class TerminalView(View):
     """Shows the matrix until it is closed; then the terminal is as it was, with the flips below."""
 
-    def __init__(self, inbox: Inbox) -> None:
-        self.inbox, self.screen, self.console = inbox, Screen(), Console()
+    def __init__(self, wish: Callable[[Wish], object]) -> None:
+        self.wish, self.screen, self.console = wish, Screen(), Console()
         self.lock = threading.Lock()
         self.live = Live(get_renderable=self.draw, console=self.console, screen=True)
         self.keyboard = sys.stdin.fileno()
@@ -199,7 +197,7 @@ class TerminalView(View):
                 with self.lock:
                     message, repro = self.screen.press(key), self.screen.to_open()
                 if message:
-                    self.inbox.put(message)
+                    self.wish(message)
                 if key == "o" and repro:
                     self.edit(Path(self.screen.matrix.home, repro))
 
@@ -210,7 +208,7 @@ class TerminalView(View):
             try:
                 click.edit(filename=str(path))
             except click.ClickException as error:
-                self.inbox.put(Notice(error.message))
+                self.wish(Notice(error.message))
             self.begin()
 
     def close(self) -> None:

@@ -9,16 +9,30 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, TypeAlias
 
 from structlog.processors import JSONRenderer
 
 from minidbg.core import environment
 from minidbg.core.text import in_one_line, last_line, plural
-from minidbg.watch.events import Event, Flipped, Judged, SweepFinished
+from minidbg.watch.events import Event, Flipped, Judged, Notice, SweepFinished
 from minidbg.watch.states import Transition
 
+
+@dataclass(frozen=True, slots=True)
+class RunAll:
+    """A person asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    reason: str
+
+
+Wish: TypeAlias = RunAll | Stop | Notice
+"""What a view may have the daemon do."""
 UNCHANGED = Transition.STILL_FAILING, Transition.STILL_GONE
 
 

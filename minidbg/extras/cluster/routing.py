@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from minidbg.core.text import last_json, plural
+from minidbg.core.text import plural
 from minidbg.watch.daemon import Message
 from minidbg.watch.events import Notice
 from minidbg.watch.files import scan, walk_files
@@ -40,7 +39,7 @@ class Code:
 
 
 class Others(Protocol):
-    """Other machines; of each ``machine/device`` what ``probe.py`` says. Tests script theirs."""
+    """Other machines; of each ``machine/device`` what ``probe.devices`` says. Tests script theirs."""
 
     def devices(self) -> Mapping[str, Mapping[str, str]]: ...
     def submit(self, device: str, request: Request, code: Code) -> Future[Ended]: ...
@@ -70,9 +69,10 @@ class RoutingPool:
 
         def add(end: Future[Ended]) -> None:
             ended, elsewhere = end.result(), self.others.devices()
-            answer = last_json(ended.stdout) or {"devices": {}, "torch": "", "machine": ""}
+            answer = ended.value or {"devices": {}, "torch": "", "machine": ""}
             devices = {**answer["devices"], **elsewhere} if elsewhere else {}
-            both.set_result(replace(ended, stdout=json.dumps({**answer, "devices": devices})))
+            value = {**answer, "devices": devices}
+            both.set_result(replace(ended, value=value, answered=True))
 
         asked.add_done_callback(add)
         return both

@@ -30,10 +30,9 @@ from distributed import Worker, WorkerPlugin, get_worker
 from minidbg import __version__
 from minidbg.core.errors import MinidbgError
 from minidbg.core.machine import memory_limit
-from minidbg.core.text import last_json
 from minidbg.extras.cluster import on_path
 from minidbg.judge.command import JUDGE_SCRIPT
-from minidbg.watch.runner import PROBE_SCRIPT
+from minidbg.watch.runner import DEVICES_CALL
 from minidbg.watch.settings import is_cpu, whole_name
 from minidbg.workers import Ended, Request, Scripts, Warmup, leftovers, preload_for
 
@@ -61,10 +60,10 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
 
     def facts(self, name: str) -> dict[str, Any]:
         """Facts of this machine; ``mark`` is equal where a verdict is. Raises MinidbgError."""
-        flags = () if self.pool.preload.modules else ("--no-torch",)
-        ended = self.pool.submit(Request((PROBE_SCRIPT, "devices", *flags), fork=Warmup())).result()
-        if (said := last_json(ended.stdout)) is None:
-            raise MinidbgError(f"torch could not be asked for devices: {ended.stderr_tail[-500:]}")
+        ended = self.pool.submit(Request(call=DEVICES_CALL, fork=Warmup())).result()
+        if (said := ended.value) is None:
+            why = (ended.error or ended.stderr_tail)[-500:]
+            raise MinidbgError(f"torch could not be asked for devices: {why}")
         common = f"torch {said['torch']}, Python {platform.python_version()}, {said['machine']}"
         rows = said["devices"].items()
         devices = {one: {**row, "driver": f"{row['driver']} {common}"} for one, row in rows}

@@ -16,8 +16,7 @@ from minidbg.core.run_spec import Provenance
 from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, parse_header, text_of
 from minidbg.core.text import display_path, moment, plural, printable
 from minidbg.watch import events, queries
-from minidbg.watch.events import Event
-from minidbg.watch.matrix import Matrix
+from minidbg.watch.events import Event, Matrix
 from minidbg.watch.repros import read_repro, repro_name
 from minidbg.watch.views import View
 

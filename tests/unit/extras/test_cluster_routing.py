@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,10 +13,11 @@ from support.doubles import Children
 from minidbg.core.errors import BadSetting
 from minidbg.extras.cluster.commands import security_of
 from minidbg.extras.cluster.routing import Code, RoutingPool
+from minidbg.watch.runner import DEVICES_CALL
 from minidbg.workers import Ended, Request
 
 CPU, GPU = {"name": "a processor", "driver": ""}, {"name": "a GPU", "driver": "1"}
-HERE = Ended(stdout=json.dumps({"devices": {"cpu": CPU}, "torch": "2.14", "machine": "Linux"}))
+HERE = Ended(value={"devices": {"cpu": CPU}, "torch": "2.14", "machine": "Linux"}, answered=True)
 
 
 class Pool(Children):
@@ -45,7 +45,7 @@ def test_a_run_goes_to_its_machine_with_what_is_watched_and_the_others_stay(tmp_
     )
 
     def devices() -> dict[str, object]:
-        return json.loads(pool.submit(Request(("probe.py",))).result().stdout)["devices"]
+        return pool.submit(Request(call=DEVICES_CALL)).result().value["devices"]
 
     def sent(text: str) -> Code:
         source.write_text(text)

@@ -21,12 +21,11 @@ from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.history import Flip, History, Observation, Revision, State
 from minidbg.watch import events
-from minidbg.watch.daemon import RunAll, Stop
 from minidbg.watch.events import Event, Flipped, Judged, Notice, Started
 from minidbg.watch.repros import Lock
 from minidbg.watch.states import Transition
 from minidbg.watch.terminal import Screen, span
-from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, log_in
+from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, RunAll, Stop, log_in
 
 NOW = 1_000_000.0
 
