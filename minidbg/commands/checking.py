@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from minidbg.commands.output import BACKEND, CANNOT_JUDGE, JSON_OPTION, TIME_LIMIT, ReproPath, print_json
+from minidbg.commands import output
+from minidbg.commands.output import CANNOT_JUDGE, print_json
 from minidbg.commands.watching import OPTIONS
 from minidbg.core.outcome import EXIT_STATUS, Outcome, Verdict
 from minidbg.core.run_spec import PRECISIONS
@@ -27,12 +28,12 @@ VERDICT_STYLE = {
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=ReproPath(folders=True))
-@JSON_OPTION
-@click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
+@click.argument("paths", nargs=-1, required=True, type=output.ReproPath(folders=True))
+@output.JSON_OPTION
+@output.DEVICE_OPTION
 @click.option(
     "--backend",
-    metavar=BACKEND,
+    metavar=output.BACKEND,
     help="Use this backend instead of the one in the script: "
     "a registered name, module:attribute, or a call, module:make(level=2).",
 )
@@ -51,9 +52,7 @@ VERDICT_STYLE = {
     is_flag=True,
     help="For git bisect run: exit with 125 instead of 3, so that git skips the commit.",
 )
-@click.option(
-    "--seconds", type=TIME_LIMIT, default=300.0, show_default=True, help="Time limit in seconds of each run."
-)
+@output.seconds_option(" of each run")
 def check(
     paths: tuple[Path, ...],
     as_json: bool,

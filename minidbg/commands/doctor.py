@@ -24,9 +24,10 @@ import torch
 from packaging.requirements import Requirement
 
 from minidbg import torch_internals, workers
+from minidbg.backends.reference import GROUP
 from minidbg.core import environment, settings
 from minidbg.core.machine import HERE
-from minidbg.core.text import last_json, plural
+from minidbg.core.text import last_line, plural
 from minidbg.repro import crash_records
 from minidbg.watch.probe import accelerators
 
@@ -109,8 +110,7 @@ def forking() -> Iterator[Finding]:
         took = f"the first after {time.monotonic() - began:.1f} s, for imports"
         yield fine("fork", f"runs in forks of an interpreter of minidbg's own work; {took}")
         return
-    last_line = (asked.error or asked.stderr_tail).strip().rpartition("\n")[2]
-    why = last_line or f"no answer in {QUESTION_S:.0f} s"
+    why = last_line(asked.error or asked.stderr_tail) or f"no answer in {QUESTION_S:.0f} s"
     advice = "report it: nothing can be reduced here"
     yield missing("fork", f"a forked interpreter does not compute: {why}", advice)
 
@@ -176,20 +176,7 @@ def folder() -> Iterator[Finding]:
         yield missing("crashes", f"{len(dead)} processes died in a backend: {dead[0].name}", advice)
 
 
-GROUP = "torch_dynamo_backends"
 IMPORT_SECONDS = 120.0
-
-IMPORT_PROBE = """
-import sys, json
-from importlib import metadata
-name = sys.argv[1]
-(entry,) = [one for one in metadata.entry_points(group="torch_dynamo_backends") if one.name == name][:1]
-try:
-    found = entry.load()
-    print(json.dumps({"callable": callable(found)}))
-except BaseException as error:
-    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-"""
 
 
 def backends() -> Iterator[Finding]:
@@ -205,16 +192,24 @@ def examined(name: str, entry: metadata.EntryPoint) -> Finding:
     dist = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
     what = f"{name} = {entry.value}{dist}"
     advice = f"torch.compile(backend={name!r}) fails the same way: mend or remove that distribution"
-    ended = workers.run_python(["-c", IMPORT_PROBE, name], seconds=IMPORT_SECONDS)
-    answer = last_json(ended.stdout) or {}
+    request = workers.Request(
+        call=f"{__name__}:can_be_called", argument={"named": entry.value}, seconds=IMPORT_SECONDS,
+        fork=workers.Warmup(),
+    )  # fmt: skip
+    ended = workers.submit(request).result()
     if ended.timed_out:
         trouble = f"its import did not end within {IMPORT_SECONDS:g} s"
-    elif not answer:
+    elif ended.answered or ended.error:
+        trouble = last_line(ended.error) or ("" if ended.value else "is no callable")
+    else:
         how = f"signal {ended.signal}" if ended.signal else f"exit status {ended.exit_status}"
         trouble = f"the process that imported it died ({how})"
-    else:
-        trouble = answer.get("error") or ("" if answer["callable"] else "is no callable")
     return missing("backend", f"{what}: {trouble}", advice) if trouble else fine("backend", what)
+
+
+def can_be_called(argument: Mapping[str, Any], note: object) -> bool:
+    """In a child: whether an entry point leads to something that can be called."""
+    return callable(metadata.EntryPoint("", argument["named"], GROUP).load())
 
 
 Check = Callable[[], Iterator[Finding]]

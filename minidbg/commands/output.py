@@ -7,9 +7,10 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +19,7 @@ from minidbg.core.files import glob
 from minidbg.core.script_header import HIDDEN
 from minidbg.core.text import display_path, printable
 
+FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 CANNOT_JUDGE = 125
 """Status of requests that could not be met: ``git bisect`` sees no failing repro in our mistake."""
 INTERRUPTED = 130
@@ -74,6 +76,29 @@ COUNT = click.IntRange(min=1)
 TIME_LIMIT = click.FloatRange(min=0.1, max=1e9)
 BACKEND = "NAME|MODULE:OBJECT"
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+DIR_OPTION = click.option(
+    "--dir", "folder", type=FOLDER_TYPE, help="Folder to write repros to; default: minidbg_repros."
+)
+DEVICE_OPTION = click.option(
+    "--device", help="Run on this device instead of the one in the script, for example cuda:1."
+)
+BUILD = "Shell command to run {}, for example 'ninja -C build'."
+
+
+def seconds_option(
+    of: str = "", default: float | None = 300.0, shown: str | bool = True
+) -> Callable[[FC], FC]:
+    what = f"Time limit in seconds{of}."
+    return click.option(
+        "--seconds", type=TIME_LIMIT, metavar="SECONDS", default=default, show_default=shown, help=what
+    )
+
+
+def jobs_option(shown: str | bool, default: int | None = None) -> Callable[[FC], FC]:
+    what = "Most runs at the same time."
+    return click.option(
+        "--jobs", "-j", type=COUNT, metavar="N", default=default, show_default=shown, help=what
+    )
 
 
 def count(step: int) -> Any:

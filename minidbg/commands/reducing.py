@@ -14,20 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.commands.ending import end_interrupted
-from minidbg.commands.output import (
-    BACKEND,
-    CANNOT_JUDGE,
-    COUNT,
-    FOLDER_TYPE,
-    JSON_OPTION,
-    REPRO,
-    TIME_LIMIT,
-    note,
-    print_error,
-    print_json,
-    repro_folder,
-)
+from minidbg.commands import output
+from minidbg.commands.ending import end_by, end_interrupted
+from minidbg.commands.output import note, print_error, print_json, repro_folder
 from minidbg.core.errors import Interrupted
 from minidbg.core.text import display_path, plural
 
@@ -36,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", required=False, type=REPRO)
+@click.argument("path", required=False, type=output.REPRO)
 @click.option(
     "--last-crash",
     is_flag=True,
@@ -44,18 +33,16 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--backend",
-    metavar=BACKEND,
+    metavar=output.BACKEND,
     help="Backend for a .pt2 file, torch's repro, or a script that lacks one: a registered name, "
     "module:attribute, or for a script that lacks its backend a call, train:make(level=2).",
 )
-@click.option("--seconds", type=TIME_LIMIT, default=300.0, show_default=True, help="Time limit in seconds.")
-@click.option("--max-calls", type=COUNT, help="Most runs of the backend.")
-@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder to write repros to; default: minidbg_repros.")
-@click.option(
-    "--jobs", "-j", type=COUNT, help="Runs at the same time; default: 2 where there are two cores, else 1."
-)
-@click.option("--memory-bytes", type=COUNT, help="Memory limit of each run.")
-@JSON_OPTION
+@output.seconds_option()
+@click.option("--max-calls", type=output.COUNT, metavar="N", help="Most runs of the backend.")
+@output.DIR_OPTION
+@output.jobs_option("2 where there are two cores, else 1")
+@click.option("--memory-bytes", type=output.COUNT, help="Memory limit of each run.")
+@output.JSON_OPTION
 def reduce(
     path: Path | None,
     last_crash: bool,
@@ -111,7 +98,7 @@ def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
             raise
         except Exception as error:  # noqa: BLE001 - a script's own code; the next is another
             print_error(error)
-            status = CANNOT_JUDGE
+            status = output.CANNOT_JUDGE
     return status
 
 
@@ -146,7 +133,7 @@ def reduce_one(path: Path, folder: Path | None, *, as_json: bool, **how: Any) ->
         if not written.certified:
             note(f"interrupted; to go on: minidbg reduce {display_path(written.path or path)}")
         end_interrupted()
-    return 0 if written.path is not None else CANNOT_JUDGE
+    return 0 if written.path is not None else output.CANNOT_JUDGE
 
 
 def reduced_here(
@@ -216,13 +203,13 @@ OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 @click.option(
     "--backend",
     envvar="MINIDBG_BACKEND",
-    metavar=BACKEND,
+    metavar=output.BACKEND,
     help="Use this backend instead of those that the program asks for.",
 )
 @click.option("--fallback", is_flag=True, help="Where a backend fails, run the graph in eager.")
 @click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
-@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder to write repros to; default: minidbg_repros.")
-@click.option("--seconds", type=TIME_LIMIT, help="Time limit in seconds of all reductions of a process.")
+@output.DIR_OPTION
+@output.seconds_option(" of all reductions of a process", None, "300.0")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
 def run(
     backend: str | None,
@@ -266,4 +253,6 @@ def run(
         lines = summary_of(Path(log.name), ending, began, loaded, note)
     for line in lines:
         note(line)
-    sys.exit(ending.pass_on())
+    if ending == -signal.SIGINT:  # we die of it as the program did, so that a shell ends its loop
+        end_by(signal.SIGINT)
+    sys.exit(128 - ending if ending < 0 else ending)

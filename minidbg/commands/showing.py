@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from minidbg.commands.output import FILE, JSON_OPTION, REPRO, TIME_LIMIT, note, print_json
+from minidbg.commands.output import FILE, JSON_OPTION, REPRO, note, print_json, seconds_option
 from minidbg.core import settings
 from minidbg.core.settings import Origin
 from minidbg.core.text import display_path, printable
@@ -41,7 +41,7 @@ def show(repro: Path, as_json: bool) -> None:
 
 @click.command()
 @NAMED
-@click.option("--seconds", type=TIME_LIMIT, default=120.0, show_default=True, help="Time limit in seconds.")
+@seconds_option(default=120.0)
 @JSON_OPTION
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
     """Find the compile stage at fault, and what avoids it.

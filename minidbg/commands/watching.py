@@ -14,21 +14,14 @@ from typing import Any
 
 import click
 
-from minidbg.commands.output import (
-    JSON_OPTION,
-    REPRO,
-    TIME_LIMIT,
-    ReproPath,
-    existing_folder,
-    print_json,
-    repro_folder,
-)
+from minidbg.commands import output
+from minidbg.commands.output import existing_folder, print_json, repro_folder
 from minidbg.commands.table import WATCH, imported
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import replace_file
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Verdict
-from minidbg.core.text import display_path, moment
+from minidbg.core.text import display_path
 from minidbg.watch.settings import FailOn, Workers, load_watch_settings
 
 FOLDER_ARGUMENT = click.argument("folder", required=False, type=click.Path(path_type=Path))
@@ -85,16 +78,17 @@ KIND_OPTION = click.option(
 @click.option(
     "--fail-on",
     type=choice_of(FailOn),
-    help="With --once: any (default) exits as above; "
+    show_default="any",
+    help="With --once: any exits as above; "
     "unexpected exits with 1 only where a verdict is not the script's 'expect', a fix included.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object per line.")
 @click.option(
     "--poll",
     "poll_s",
-    metavar="TIME_LIMIT",
+    metavar="SECONDS",
     type=click.FloatRange(min=0.05),
-    help="Rescan every TIME_LIMIT instead of waiting for file events.",
+    help="Rescan every so many seconds instead of waiting for file events.",
 )
 @click.option(
     "--serve",
@@ -108,32 +102,25 @@ KIND_OPTION = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the web page of --serve to FILE after each sweep.",
 )
-@click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
+@click.option("--build", help=output.BUILD.format("before a sweep"))
 @click.option(
     "--on-flip",
     multiple=True,
     help="Shell command that reads the changed verdicts of a sweep (FIXED, REGRESSED, changed) "
     "as JSON Lines on stdin; may be repeated.",
 )
+@output.jobs_option("the number of cores, at most 8")
 @click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(min=1),
-    help="Most runs at the same time, in all; default: the number of cores, at most 8.",
-)
-@click.option(
-    "--device-jobs", type=click.IntRange(min=1), help="Most runs at the same time on each device; default: 1."
-)
-@click.option(
-    "--seconds",
-    type=TIME_LIMIT,
-    help="Time limit in seconds of each run; default: chosen from its earlier runs.",
-)
+    "--device-jobs", type=output.COUNT, metavar="N", show_default="1",
+    help="Most runs at the same time on each device other than the CPU.",
+)  # fmt: skip
+@output.seconds_option(" of each run", None, "chosen from its earlier runs")
 @click.option("--cluster", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.")
 @click.option(
     "--workers",
     type=choice_of(Workers),
-    help="Run repros in forks of a warm process, or in fresh interpreters; default: auto.",
+    show_default="auto",
+    help="Run repros in forks of a warm process, or in fresh interpreters.",
 )
 def watch(
     paths: tuple[Path, ...],
@@ -161,7 +148,7 @@ def watch(
 
 @click.command("status")
 @FOLDER_ARGUMENT
-@JSON_OPTION
+@output.JSON_OPTION
 def status(folder: Path | None, as_json: bool) -> None:
     """Say whether FOLDER is watched; count its repros by verdict."""
     from minidbg.watch import queries
@@ -173,7 +160,7 @@ def status(folder: Path | None, as_json: bool) -> None:
 @click.command("list")
 @FOLDER_ARGUMENT
 @KIND_OPTION
-@JSON_OPTION
+@output.JSON_OPTION
 def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> None:
     """List the repros of FOLDER, and what was last seen of each.
 
@@ -194,9 +181,9 @@ def show_rows(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) ->
 
 
 @click.command("history")
-@click.argument("repro", required=False, type=ReproPath(folders=True))
+@click.argument("repro", required=False, type=output.ReproPath(folders=True))
 @click.option("-n", "--limit", default=20, show_default=True, help="Number of changes and of runs to show.")
-@JSON_OPTION
+@output.JSON_OPTION
 def history(repro: Path | None, limit: int, as_json: bool) -> None:
     """Show verdict changes; for one repro, its runs too.
 
@@ -218,28 +205,19 @@ class StillFails(MinidbgError):
 
 
 def why_not_gone(path: Path) -> str:
-    """Why the repro's failure is not gone, from a run now and watch elsewhere; empty when it is."""
+    """Why the repro's failure is not gone, from a run now; empty when it is."""
     from minidbg import repro
-    from minidbg.watch import queries
-    from minidbg.watch.settings import whole_name
-    from minidbg.watch.states import CONCLUSIVE, FAILING
+    from minidbg.watch.states import CONCLUSIVE
 
     outcome = repro.run(path, seconds=300.0)
+    if outcome.verdict is Verdict.GONE:
+        return ""
+    if outcome.verdict not in CONCLUSIVE:
+        return f"{display_path(path)} cannot be judged here: {outcome.in_words}"
+    still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
+    does = "reproduces" if still else f"fails ({outcome.verdict})"
     said = outcome.reason or outcome.message.partition("\n")[0]
-    is_judged = outcome.verdict in CONCLUSIVE
-    if is_judged and outcome.verdict is not Verdict.GONE:
-        still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
-        does = "reproduces" if still else f"fails ({outcome.verdict})"
-        return f"{display_path(path)} still {does}: {said}"
-    own = whole_name(repro.read_header(path).spec.device)
-    rows = [row for row in queries.status_rows(path) if row["verdict"] and not row["outdated"]]
-    seen = [row for row in rows if not is_judged or whole_name(row["device"]) != own]
-    seen_failing = [row for row in seen if row["verdict"] in FAILING]
-    failing = [f"on {row['device']} at {moment(row['seen'])}" for row in seen_failing]
-    reasons = [f"was last seen to fail {', '.join(failing)}"] if failing else []
-    if not is_judged and (failing or not seen):
-        reasons.append(f"cannot be judged here: {outcome.in_words}")
-    return f"{display_path(path)} {' and '.join(reasons)}" if reasons else ""
+    return f"{display_path(path)} still {does}: {said}"
 
 
 def expect_gone(path: Path) -> None:
@@ -256,15 +234,15 @@ def expect_gone(path: Path) -> None:
 
 
 @click.command("accept")
-@click.argument("repros", nargs=-1, required=True, type=REPRO)
+@click.argument("repros", nargs=-1, required=True, type=output.REPRO)
 @click.option("--force", is_flag=True, help="Run nothing; accept repros that still fail too.")
-@JSON_OPTION
+@output.JSON_OPTION
 def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Make a fixed repro a regression test: it must stay gone.
 
-    Runs each, and writes expect = "gone" into its header. While one of them still fails, here or
-    where watch last saw it, no header is changed. REPROS are scripts, or unique parts of their
-    names in the repro folder.
+    Runs each, and writes expect = "gone" into its header. While one of them still fails, or cannot
+    be judged here, no header is changed. REPROS are scripts, or unique parts of their names in the
+    repro folder.
     """
     failing = [] if force else [why for path in repros if (why := why_not_gone(path))]
     if failing:
@@ -278,26 +256,20 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
 
 @click.command("bisect")
 @click.argument("revisions", nargs=2, metavar="GOOD BAD")
-@click.argument("repro", type=REPRO)
+@click.argument("repro", type=output.REPRO)
 @click.option(
     "--repository",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Repository of the backend; default: found from the backend's module.",
 )
 @click.option(
-    "--build",
-    help="Shell command to run in the worktree at each commit; default: build of [tool.minidbg.watch].",
-)
-@click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
+    "--build", show_default="build of [tool.minidbg.watch]",
+    help=output.BUILD.format("in the worktree at each commit"),
+)  # fmt: skip
+@output.DEVICE_OPTION
 @OPTIONS
-@click.option(
-    "--seconds",
-    type=TIME_LIMIT,
-    default=300.0,
-    show_default=True,
-    help="Time limit in seconds of each build and each run.",
-)
-@JSON_OPTION
+@output.seconds_option(" of each build and each run")
+@output.JSON_OPTION
 def bisect(revisions: tuple[str, str], repro: Path, as_json: bool, **options: Any) -> None:
     """Find the commit that broke or fixed REPRO.
 

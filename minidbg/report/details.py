@@ -16,11 +16,10 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.files import LOG_LIMIT_BYTES, glob, read_regular
 from minidbg.core.records import plain
 from minidbg.core.run_spec import Provenance
-from minidbg.core.script_header import Header
+from minidbg.core.script_header import HIDDEN, Header
 from minidbg.core.text import display_path, last_json, moment, plural
 from minidbg.history import HISTORY_FILE, Flip, History, State
 from minidbg.report.stages import StageReport, stages_of
-from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
 

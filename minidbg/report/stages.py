@@ -26,13 +26,13 @@ from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import MALFORMED, plain, record_of
 from minidbg.core.run_spec import CallPath, Level
-from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, Header
+from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, Header
 from minidbg.core.text import ordinal
 from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call
 from minidbg.judge.run import HANDED_BACK
-from minidbg.repro.folder import HIDDEN, hidden
+from minidbg.repro.folder import hidden
 
 FAILING_WORDS = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
 """Verdicts of a stage at which the graph fails, in the same way or another."""

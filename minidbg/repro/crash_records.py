@@ -21,8 +21,8 @@ from typing import Any, cast
 
 from minidbg.core.files import NOTE_LIMIT_BYTES, glob, read_regular
 from minidbg.core.machine import Clock
-from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
-from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
+from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES
+from minidbg.repro.folder import IGNORE, captures, hidden
 from minidbg.workers.leftovers import has_ended, started_ms, this_place
 
 RECORD_FOLDER = "crash_records"

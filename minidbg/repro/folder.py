@@ -29,7 +29,6 @@ from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.wording import main_op
 
-HIDDEN = script_header.HIDDEN
 IGNORE = ".gitignore"
 LOCK_SECONDS = 60.0
 SHARED, PRIVATE = 0o775, 0o700
@@ -98,7 +97,7 @@ def hidden(folder: Path | str, *parts: str) -> Path:
 
     Raises OSError.
     """
-    top = Path(folder) / HIDDEN
+    top = Path(folder) / script_header.HIDDEN
     make_folder(top.parent)
     make_folder(top, PRIVATE)
     ignore = top / IGNORE

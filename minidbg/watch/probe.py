@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 
-def devices(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+def devices_of_machine(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     """``{"devices": {name: {"name", "driver"}}, "torch", "machine"}``; only the processor where
     scripts need no torch, see ``preload_for``."""
-    known, version = {"cpu": {"name": processor(), "driver": ""}}, ""
+    named, version = {"cpu": {"name": processor(), "driver": ""}}, ""
     if os.environ.get("MINIDBG__WATCH_PRELOAD") != "none":
         import torch
 
         version = torch.__version__
-        known |= accelerators(torch)
+        named |= accelerators(torch)
     machine = f"{platform.system()} {platform.machine()}"
-    return {"devices": known, "torch": version, "machine": machine}
+    return {"devices": named, "torch": version, "machine": machine}
 
 
 def accelerators(torch: Any) -> dict[str, dict[str, str]]:
@@ -31,11 +31,11 @@ def accelerators(torch: Any) -> dict[str, dict[str, str]]:
     current = torch.accelerator.current_device_index()
     name_of = getattr(getattr(torch, kind, None), "get_device_name", lambda index: kind)
     driver = str(getattr(torch.version, kind, None) or "")
-    known = {
+    named = {
         f"{kind}:{index}": {"name": str(name_of(index)), "driver": driver}
         for index in range(torch.accelerator.device_count())
     }
-    return {kind: known[f"{kind}:{current}"], **known}
+    return {kind: named[f"{kind}:{current}"], **named}
 
 
 def processor() -> str:

@@ -119,7 +119,7 @@ def is_cpu(device: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What ``probe.devices`` says, by the name that a device is asked for by."""
+    """What ``probe.py`` says, by the name that a device is asked for by."""
 
     environments: Mapping[str, str]
     """What tells each from those of other machines, and of another driver."""

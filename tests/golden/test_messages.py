@@ -18,7 +18,7 @@ import torch
 from click.testing import CliRunner
 
 from minidbg.commands.output import existing_folder, find_repro
-from minidbg.commands.run.launch import Ending, failure_lines, graph_lines, nothing_failed
+from minidbg.commands.run.launch import failure_lines, graph_lines, nothing_failed
 from minidbg.commands.watching import accept
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Kind, Signature, Verdict
@@ -154,10 +154,10 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "run: a graph that did not compile": lambda: graphs("compile", graphs=1, failed=1),
     "run: graphs that failed": lambda: graphs("compile", "accuracy", graphs=3, verified=1, failed=2),
     "run: a graph that was not verified": lambda: graphs(graphs=1, not_verified={"no memory": 1}),
-    "run: nothing was compiled": lambda: nothing_failed([], Ending(0)),
-    "run: nothing was compiled, and the program failed": lambda: nothing_failed([], Ending(2)),
-    "run: nothing was compiled, and the program died": lambda: nothing_failed([], Ending(-11)),
-    "run: no failure": lambda: nothing_failed([{"event": "wrapped", "backend": one} for one in ("a", "a", "b")], Ending(0)),
+    "run: nothing was compiled": lambda: nothing_failed([], 0),
+    "run: nothing was compiled, and the program failed": lambda: nothing_failed([], 2),
+    "run: nothing was compiled, and the program died": lambda: nothing_failed([], -11),
+    "run: no failure": lambda: nothing_failed([{"event": "wrapped", "backend": one} for one in ("a", "a", "b")], 0),
     "run: graphs verified in part": lambda: graphs(graphs=2, verified=2, left_out={"output 0": 2}),
     "a result: known, of one node": lambda: written(known_before=True, nodes_before=1),
     "a name: of another folder": lambda: refused(lambda: find_repro(Path("other/x.py"), folder_of("x"))),

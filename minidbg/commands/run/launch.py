@@ -31,28 +31,9 @@ FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 """Signals that a terminal sends to the whole process group, the program included."""
 
 
-class Ending(int):
-    """The program's exit status, or the signal that ended it, negative."""
-
-    @property
-    def in_words(self) -> str:
-        if self < 0:
-            return f" (the program was ended by {signal_name(-self)})"
-        return f" (the program ended with status {self})" if self else ""
-
-    def pass_on(self) -> int:
-        """The exit status for us: as a shell has it, 128 and its number for a signal.
-
-        After Ctrl-C we die of it as the program did, so that a shell ends its loop.
-        """
-        if self == -signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
-        return 128 - self if self < 0 else self
-
-
-def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
-    """Run ``python *arguments`` with this terminal, working directory, streams. Raises OSError."""
+def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run ``python *arguments`` with this terminal, working directory, streams; its exit status, or
+    the signal that ended it, negative. Raises OSError."""
     with leaving_signals_to_child() as children:
         child = subprocess.Popen(
             [sys.executable, *arguments],
@@ -61,7 +42,7 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
             preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)) if sys.platform == "linux" else None,
         )
         children.append(child)
-        return Ending(child.wait())
+        return child.wait()
 
 
 @contextlib.contextmanager
@@ -106,7 +87,7 @@ def in_the_foreground() -> bool:
 
 
 def summary_of(
-    log: Path, ending: Ending, began: float, settings: Settings, say: Callable[[str], object]
+    log: Path, ending: int, began: float, settings: Settings, say: Callable[[str], object]
 ) -> list[str]:
     """What failed in a program since ``began`` (epoch seconds); dead processes' cases are reduced.
 
@@ -160,12 +141,18 @@ def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -
     return [*lines, *(f"{plural(n, 'graph')} {reason}" for reason, n in reasons.most_common())]
 
 
-def nothing_failed(events: Sequence[dict[str, Any]], ending: Ending) -> str:
+def program_ended(ending: int) -> str:
+    if ending < 0:
+        return f" (the program was ended by {signal_name(-ending)})"
+    return f" (the program ended with status {ending})" if ending else ""
+
+
+def nothing_failed(events: Sequence[dict[str, Any]], ending: int) -> str:
     wrapped = (event for event in events if event.get("event") == "wrapped")
     backends = Counter(str(event.get("backend")) for event in wrapped)
     if not backends:
         advice = "; give it one: model.compile()"
-        return f"no torch.compile in this program{ending.in_words or advice}"
+        return f"no torch.compile in this program{program_ended(ending) or advice}"
     uses = ", ".join(f"{name} {n} times" if n > 1 else name for name, n in backends.items())
     return f"no backend failed (wrapped: {uses})"
 
@@ -174,7 +161,7 @@ def nothing_failed(events: Sequence[dict[str, Any]], ending: Ending) -> str:
 
 
 def deaths_since(
-    began: float, settings: Settings, ending: Ending, say: Callable[[str], object]
+    began: float, settings: Settings, ending: int, say: Callable[[str], object]
 ) -> Iterator[str]:
     """A line for each process that has started since ``began`` and died, with the repro that was
     made of the case it left."""
@@ -185,7 +172,7 @@ def deaths_since(
         name = crash_records.read_name(record)
         if name is None or name.started_ms / 1000 < began - SAME_START_S:
             continue
-        happened = crash_records.death(record) + ending.in_words
+        happened = crash_records.death(record) + program_ended(ending)
         if name.step is crash_records.Step.WAITING:
             crash_records.remove_record(record)
             yield happened

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minidbg.commands.output import jobs_option
 from minidbg.core.errors import BadSetting, MinidbgError
 from minidbg.core.machine import HERE
 
@@ -42,10 +43,7 @@ def security_of(address: str) -> Any:
     "--name", default=platform.node(), show_default="the host's name",
     help="Name of this machine in watch; identical machines may share one.",
 )  # fmt: skip
-@click.option(
-    "-j", "--jobs", type=click.IntRange(min=1), default=min(8, HERE.processors()),
-    help="Runs at the same time."
-)  # fmt: skip
+@jobs_option(True, min(8, HERE.processors()))
 def worker(address: str, name: str, jobs: int) -> None:
     """Run repros here for 'minidbg watch --cluster'.
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minidbg.commands import output
 from minidbg.commands.ending import end_interrupted
-from minidbg.commands.output import COUNT, FILE, FOLDER_TYPE, JSON_OPTION, note, print_json, repro_folder
+from minidbg.commands.output import note, print_json, repro_folder
 from minidbg.core.errors import BadSetting
 from minidbg.core.files import replace_file
 from minidbg.core.machine import HERE
@@ -79,25 +80,30 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 )
 @click.option("--mode", help="As in torch.compile(mode=...).")
 @click.option(
-    "--samples", type=COUNT, default=2, show_default=True, help="Limit of samples of an op in one dtype."
+    "--samples",
+    type=output.COUNT,
+    metavar="N",
+    default=2,
+    show_default=True,
+    help="Limit of samples of an op in one dtype.",
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=1),
-    help="Time limit in seconds of the search; reductions come after it.",
-)
-@click.option("--jobs", "-j", type=COUNT, default=JOBS, help="Runs at the same time.")
+@output.seconds_option(" of the search; reductions come after it", None)
+@output.jobs_option(True, JOBS)
 @click.option(
     "--call-seconds",
+    type=output.TIME_LIMIT,
+    metavar="SECONDS",
     default=30.0,
     show_default=True,
     help="Time limit in seconds of a sample; one that takes longer counts as a hang.",
 )
 @click.option(
-    "--expected", type=FILE, help="File of expected failures to compare with; written if it does not exist."
+    "--expected",
+    type=output.FILE,
+    help="File of expected failures to compare with; written if it does not exist.",
 )
-@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder of the repros.")
-@JSON_OPTION
+@output.DIR_OPTION
+@output.JSON_OPTION
 def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool, **given: Any) -> None:
     """Test which ops work in which dtypes with BACKEND.
 

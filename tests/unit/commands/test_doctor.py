@@ -39,7 +39,7 @@ def test_an_entry_point_is_imported_in_a_child_and_what_fails_is_told(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-backend\nVersion: 0.1\n")
     (info / "entry_points.txt").write_text("[torch_dynamo_backends]\nbroken = broken_backend:thing\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     entry = doctor.metadata.EntryPoint("broken", "broken_backend:thing", "torch_dynamo_backends")
     found = examined("broken", entry)
     assert found.state == "missing"

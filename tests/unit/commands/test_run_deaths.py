@@ -24,7 +24,7 @@ def test_a_crash_is_a_capture_when_its_reduction_gave_nothing(
     record.write_text("# the graph")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=""))
     settings = Settings(reduce=Reduce.NOW, repro_dir=tmp_path)
-    (line,) = launch.deaths_since(0.0, settings, launch.Ending(-11), lambda text: None)
+    (line,) = launch.deaths_since(0.0, settings, -11, lambda text: None)
     assert "not reduced: the capture is in" in line
     (capture,) = (tmp_path / ".minidbg" / "captures").glob("crash_*.py")
     assert capture.read_text() == "# the graph"
