@@ -4,6 +4,7 @@ script is written whole or not at all."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import itertools
 import os
@@ -75,20 +76,13 @@ def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], o
     """Have ``put`` write ``case``'s script in ``place``, if no readable one is there; its path."""
     path = place / file_name(case)
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
-        if not is_readable(path):
-            # one that cannot be read stays: somebody may be editing it just now
+        try:
+            read_header(path)
+        except UnreadableRepro:  # such a file stays: somebody may be editing it just now
             names = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
             path = next(name for name in itertools.chain([path], names) if not name.exists())
             put(path)
     return path
-
-
-def is_readable(path: Path) -> bool:
-    try:
-        read_header(path)
-    except UnreadableRepro:
-        return False
-    return True
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:
@@ -135,8 +129,11 @@ def file_name(case: Case) -> str:
 def case_digest(case: Case) -> str:
     """Six hexadecimal digits, the same for one failure: backend, call path, signature and graph."""
     backend = case_to_keep(case).backend
+    expression = backend.expression
+    with contextlib.suppress(SyntaxError):  # without its style
+        expression = ast.unparse(ast.parse(expression, mode="eval"))
     parts = [
-        _without_style(backend.expression),
+        expression,
         repr(sorted(backend.options.items())),
         str(backend.mode),
         str(case.spec.call),
@@ -151,13 +148,6 @@ def case_to_keep(case: Case) -> Case:
     """``case`` as a lasting script has it: a backend pickled for children is to be filled in."""
     backend = backends.to_keep(case.backend)
     return case if backend is case.backend else case.with_spec(backend=backend)
-
-
-def _without_style(expression: str) -> str:
-    try:
-        return ast.unparse(ast.parse(expression, mode="eval"))
-    except SyntaxError:
-        return expression
 
 
 def write(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from minidbg.core.records import MALFORMED, describe_malformed, table_of
 from minidbg.core.run_spec import HANG_LIMIT_S
 from minidbg.core.script_header import HEADER_VERSION, SCRIPT_LIMIT_BYTES, Header, text_of
 from minidbg.fx.case import Case
-from minidbg.repro import near
+from minidbg.repro.near import shared_folder
 
 # --- writing ---
 
@@ -42,7 +43,11 @@ def write_header(
     if message is not None:
         case = replace(case, provenance=replace(case.provenance, message=message))
     if folder is not None:
-        case = case.with_spec(backend=near.for_header(case.backend, folder))
+        # such that run_spec.table_of reads them back
+        paths = (
+            os.path.relpath(at, folder) if shared_folder(at, folder) else at for at in case.backend.paths
+        )
+        case = case.with_spec(backend=replace(case.backend, paths=tuple(paths)))
     if torch_requirement(version) == "torch":
         remarks.insert(0, f"torch was {version}, which no index keeps")
     facts = facts_of(case, device=device, kind=kind)
@@ -99,17 +104,15 @@ def facts_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
 def toml(value: Any) -> str:
     match value:
         case dict():
-            return "{" + ", ".join(f"{_key(key)} = {toml(item)}" for key, item in value.items()) + "}"
+            plain = re.compile(r"[\w-]+", re.ASCII).fullmatch
+            keys = {key: key if plain(key) else toml(key) for key in value}
+            return "{" + ", ".join(f"{keys[key]} = {toml(item)}" for key, item in value.items()) + "}"
         case list() | tuple():
             return f"[{', '.join(map(toml, value))}]"
         case str():
             text = json.dumps(re.sub("[\ud800-\udfff]", "\ufffd", value), ensure_ascii=False)
             return "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in text)
     return str(value).lower()
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml(name)
 
 
 # --- reading ---

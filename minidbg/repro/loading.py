@@ -65,46 +65,30 @@ def load(path: Path | str) -> Case:
     header = header_of(text, path)
     parts = read_parts(text, header)
     compiler = backends.resolve(parts.backend)
-    namespace = _namespace(path, parts)
+    # where the definitions at the top have run, once: operators cannot be registered twice
+    known = {**backends.namespace_of(parts.backend), "__file__": str(path), "_from_line": _from_line}
+    # in ``graph()`` each node knows again its line of the user's code
+    model = NODE_OF_LINE.sub(lambda line: f"_from_line({line[1]}, {stack_trace(line[0])!r})", parts.model)
+    made = backends.run_as_module(
+        f"minidbg_repro_{next(_module_numbers)}",
+        "\n\n".join([parts.stored, parts.kernels, model, parts.inputs]),
+        **known,
+    )
     with stored_tensors(path), as_scripts_do():
-        values = tuple(namespace["inputs"](header.spec.device))
-        graph_module, inputs = _graph(parts, header, namespace, values)
+        inputs = tuple(made["inputs"](header.spec.device))
+        if header.spec.call is CallPath.DIRECT:
+            graph_module = made["graph"]()
+        elif (graph_module := read_module(parts.model, made)) is None:
+            graph_module, inputs = capture_by_dynamo(made["Repro"](), inputs, dynamic=header.spec.dynamic)
+    taken = len(graph_module.graph.find_nodes(op="placeholder"))
+    if taken != len(inputs):
+        raise UnreadableRepro(f"{path}: inputs() gives {len(inputs)} values, the model takes {taken}")
     setup = _without_model(parts.backend.setup, graph_module, inputs, header.spec.call)
     spec = replace(header.spec, backend=replace(parts.backend, setup=setup))
     return Case(graph_module, inputs, spec, header.provenance, compiler)
 
 
-def _namespace(path: Path, parts: Parts) -> dict[str, Any]:
-    # where the definitions at the top have run, once: operators cannot be registered twice
-    known = {**backends.namespace_of(parts.backend), "__file__": str(path), "_from_line": _from_line}
-    text = "\n\n".join([parts.stored, parts.kernels, _from_lines(parts.model), parts.inputs])
-    return backends.run_as_module(f"minidbg_repro_{next(_module_numbers)}", text, **known)
-
-
-def _graph(
-    parts: Parts, header: Header, namespace: dict[str, Any], values: tuple[Any, ...]
-) -> tuple[fx.GraphModule, tuple[Any, ...]]:
-    if header.spec.call is CallPath.DIRECT:
-        graph_module: fx.GraphModule = namespace["graph"]()
-    else:
-        read = read_module(parts.model, namespace)
-        if read is None:
-            return capture_by_dynamo(namespace["Repro"](), values, dynamic=header.spec.dynamic)
-        graph_module = read
-    names = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
-    if len(names) != len(values):
-        raise UnreadableRepro(
-            f"{header.path}: inputs() gives {len(values)} values, the model takes {len(names)}"
-        )
-    return graph_module, values
-
-
-_LINE_OF_NODE = re.compile(r"(?m)(g\.create_node\(.*\))  # .+:\d+$")
-
-
-def _from_lines(builder: str) -> str:
-    """The text of ``graph()``, where each node knows again its line of the user's code."""
-    return _LINE_OF_NODE.sub(lambda line: f"_from_line({line[1]}, {stack_trace(line[0])!r})", builder)
+NODE_OF_LINE = re.compile(r"(?m)(g\.create_node\(.*\))  # .+:\d+$")
 
 
 def _from_line(node: fx.Node, trace: str) -> fx.Node:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 from minidbg.codegen.expressions import quoted
 from minidbg.core.run_spec import BackendRef
@@ -28,13 +27,6 @@ def shared_folder(path: str, folder: str) -> str:
         is_tree = os.path.exists(os.path.join(above, ".git"))
         above = os.path.dirname(above)
     return shared if is_tree else ""
-
-
-def for_header(backend: BackendRef, folder: str) -> BackendRef:
-    """``backend`` with the paths as a header of a script in the repro ``folder`` has them;
-    ``run_spec.table_of`` reads them back."""
-    near = (os.path.relpath(at, folder) if shared_folder(at, folder) else at for at in backend.paths)
-    return replace(backend, paths=tuple(near))
 
 
 def path_lines(backend: BackendRef, folder: str | None) -> Iterator[str]:

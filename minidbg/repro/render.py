@@ -98,7 +98,9 @@ def render(
     a script, or values beyond ``value_limit_bytes``, and NoShortForm for a case that a short script
     cannot show.
     """
-    check_size(case, exactness, value_limit_bytes)
+    if (size := bytes_to_store(case.inputs, exactness)) > value_limit_bytes:
+        why = f"they take {size:,} bytes, and value_limit_bytes allows {value_limit_bytes:,}"
+        raise CannotWrite("the values of the inputs", why)
     kind = case.kind or kind or case.spec.kind_if_unseen
     case = with_group(case)
     runs, context = form is not Form.CAPTURE, case.spec.context
@@ -106,23 +108,33 @@ def render(
         case = case.with_spec(context=replace(context, env={}))
     stored: dict[str, Tensor] = {}
     explicit = case.spec.context.default_dtype != "torch.float32"
-    model = _model(case, exactness, stored, explicit=explicit)
+    seeds = itertools.count(1)
+
+    def constant(name: str, value: Tensor) -> str:
+        return write_constant(f"Repro.{name}", value, exactness, stored, seed=next(seeds), explicit=explicit)
+
+    write = write_graph_builder if case.spec.call is CallPath.DIRECT else module_text.write_module
+    model = write(case.graph_module, constant_expression=constant)
     if clashing := sorted({"backend", *OF_SCRIPTS} & model.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
     inputs = write_inputs(case.inputs, model.input_names, exactness, explicit=explicit, raw=raw)
     stored |= inputs.stored
-    device = inputs.device
+    device, message = inputs.device, None
+    if runs:  # the first lines, where the failure is recognised by them
+        message, first = case_message(case), "\n".join(message_lines(case, unchanged=True))
+        if selfcheck.text_pattern(first) == selfcheck.text_pattern(message):
+            message = first
     told = docstring(case, values=values_line(stored), remark=remark, usage=USAGE[form])
     header = write_header(
         case,
         device=device,
         has_tensors=bool(stored),
         kind=kind,
-        message=message_to_keep(case) if runs else None,
+        message=message,
         folder=folder,
     )
     paths = list(near.path_lines(case.backend, folder))
-    embedded, setup = _embedded(case), list(case.backend.setup)
+    embedded = _embedded(case)
     kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
     of_paths = ["import pathlib, sys"] if paths else []
     imports = tuple(dict.fromkeys([*of_paths, "import torch", *model.imports, *inputs.imports]))
@@ -131,10 +143,13 @@ def render(
         "imports": imports,
         "env": write_literal(dict(context.env)) if context.env_matters else "",
         "embedded": embedded,
-        "annotated": _has_annotations(embedded),
+        "annotated": any(
+            getattr(node, "annotation", None) or getattr(node, "returns", None)
+            for node in ast.walk(ast.parse(embedded))
+        ),
         "embedded_mark": EMBEDDED_MARK,
         "unfilled": quoted(case.backend.unfilled) if case.backend.lacks_backend else "",
-        "setup": setup,
+        "setup": list(case.backend.setup),
         "backend": assignment(case.backend),
         "model": f"{kernels}{model.text}".rstrip("\n"),
         "inputs": inputs_function(inputs, case.spec.dynamic_dims),
@@ -148,22 +163,11 @@ def render(
         variables |= _lines_of(form, case, read, model.text)
     text = fill(form.value, variables)
     if not raw:  # not for a crash record: the check takes longer than all the rest
-        _check(text)
+        try:
+            compile(text, "<repro script>", "exec")
+        except (SyntaxError, ValueError) as error:
+            raise CannotWrite("the script", f"its text would be no Python: {error}") from error
     return Script(text, stored)
-
-
-def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
-    size = bytes_to_store(case.inputs, exactness)
-    if size > limit_bytes:
-        why = f"they take {size:,} bytes, and value_limit_bytes allows {limit_bytes:,}"
-        raise CannotWrite("the values of the inputs", why)
-
-
-def message_to_keep(case: Case) -> str:
-    """What the header of a published script holds of the failure's message: the first lines, where
-    the failure is recognised by them."""
-    message, kept = case_message(case), "\n".join(message_lines(case, unchanged=True))
-    return kept if selfcheck.text_pattern(kept) == selfcheck.text_pattern(message) else message
 
 
 def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any]:
@@ -217,33 +221,8 @@ def inputs_function(inputs: InputsText, dynamic_dims: Sequence[Sequence[int]] = 
     return f'def inputs(device="{inputs.device}"):\n' + textwrap.indent(lines, "    ")
 
 
-def _model(
-    case: Case, exactness: Exactness, stored: dict[str, Tensor], *, explicit: bool
-) -> module_text.ModuleSource:
-    seeds = itertools.count(1)
-
-    def expression(name: str, value: Tensor) -> str:
-        return write_constant(f"Repro.{name}", value, exactness, stored, seed=next(seeds), explicit=explicit)
-
-    if case.spec.call is CallPath.DIRECT:
-        return write_graph_builder(case.graph_module, constant_expression=expression)
-    return module_text.write_module(case.graph_module, constant_expression=expression)
-
-
 def _embedded(case: Case) -> str:
     text = case.backend.embedded
     imports = (ANNOTATIONS, "import torch")
     ours = {node.lineno for node in ast.parse(text).body if ast.unparse(node) in imports}
     return "\n".join(line for n, line in enumerate(text.split("\n"), 1) if n not in ours).strip("\n")
-
-
-def _has_annotations(text: str) -> bool:
-    nodes = ast.walk(ast.parse(text))
-    return any(getattr(node, "annotation", None) or getattr(node, "returns", None) for node in nodes)
-
-
-def _check(text: str) -> None:
-    try:
-        compile(text, "<repro script>", "exec")
-    except (SyntaxError, ValueError) as error:
-        raise CannotWrite("the script", f"its text would be no Python: {error}") from error

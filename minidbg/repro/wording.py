@@ -115,18 +115,18 @@ def message_lines(case: Case, *, unchanged: bool = False) -> list[str]:
         lines = [lines[0], *(whole if unchanged else telling)]
     if more := len(lines[QUOTED_LINES:]):
         lines[QUOTED_LINES - 1] += f" ... (and {plural(more, 'more line')})"
+
+    def cut(line: re.Match[str]) -> str:
+        return f"{line[1]} ... (and {plural(len(line[2]), 'more character')}){line[3]}"
+
     lines = lines[:QUOTED_LINES]
-    return lines if unchanged else [LONG_LINE.sub(_cut, line) for line in lines]
+    return lines if unchanged else [LONG_LINE.sub(cut, line) for line in lines]
 
 
 LONG_LINE = re.compile(
     rf"^(.{{{MESSAGE_WIDTH}}})(?! \.\.\. \(and \d{{1,6}} more char)(.+?)((?: \.\.\. \(and \d{{1,6}} more lines?\))?)$"
 )
 """One that was not cut yet."""
-
-
-def _cut(line: re.Match[str]) -> str:
-    return f"{line[1]} ... (and {plural(len(line[2]), 'more character')}){line[3]}"
 
 
 def case_message(case: Case) -> str:
@@ -194,14 +194,14 @@ def mode_phrases(context: Context) -> Sequence[str]:
     }
     config = context.config
     settings = ((module, *one) for module, options in config.items() for one in options.items())
-    return [*(text for text, is_on in modes.items() if is_on), *(_setting(*one) for one in settings)]
-
-
-def _setting(module: str, name: str, value: object) -> str:
-    if is_dotted_name(module) and is_dotted_name(name):
-        return f"{module}.{name} = {write_literal(value)}"
-    # a header may say anything, and what it says must not become code
-    return f"setattr(sys.modules[{write_literal(module)}], {write_literal(name)}, {write_literal(value)})"
+    phrases = [text for text, is_on in modes.items() if is_on]
+    for module, name, value in settings:
+        if is_dotted_name(module) and is_dotted_name(name):
+            phrases.append(f"{module}.{name} = {write_literal(value)}")
+        else:  # a header may say anything, and what it says must not become code
+            owner = f"sys.modules[{write_literal(module)}]"
+            phrases.append(f"setattr({owner}, {write_literal(name)}, {write_literal(value)})")
+    return phrases
 
 
 def is_dotted_name(text: str) -> bool:
