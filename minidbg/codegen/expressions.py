@@ -130,7 +130,12 @@ class Expressions:
                     called = self.attributes[str(node.target)]
                     return f"self.{called}({self._arguments(node.args, node.kwargs)})"
                 case "call_method":
-                    return self._method(node)
+                    owner, *rest = node.args or (None,)
+                    if not isinstance(owner, fx.Node) or not is_plain_identifier(str(node.target)):
+                        why = "no attribute of a node is called so"
+                        raise CannotWrite(f"method {node.target!r}", why)
+                    arguments = self._arguments(rest, node.kwargs)
+                    return f"{self.value(owner)}.{node.target}({arguments})"
             return self._function(node)
         except CannotWrite as refusal:
             refusal.add_note(f"in node {node.name!r} ({node.op})")
@@ -214,12 +219,6 @@ class Expressions:
                 # x.data is another function to dynamo
                 return f"{self.value(node)}.{name}" if name != "data" or GET_DATA is None else ""
         return ""
-
-    def _method(self, node: fx.Node) -> str:
-        owner, *rest = node.args or (None,)
-        if not isinstance(owner, fx.Node) or not is_plain_identifier(str(node.target)):
-            raise CannotWrite(f"method {node.target!r}", "no attribute of a node is called so")
-        return f"{self.value(owner)}.{node.target}({self._arguments(rest, node.kwargs)})"
 
     def _arguments(self, args: Any, kwargs: Mapping[str, Any]) -> str:
         parts = [self.value(arg) for arg in args]

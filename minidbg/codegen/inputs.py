@@ -232,8 +232,11 @@ def write_inputs(
     # A torch warning about a dtype that the user's filters raise would take the failure's place.
     with torch.no_grad(), torch_internals.without_modes(), torch_internals.without_warnings():
         hints = [torch_internals.hint(value) for value in values]
+        devices = Counter(device_name(one) for one in hints if isinstance(one, Tensor) and not one.is_meta)
+        # what ``device`` stands for: the accelerator when there is one, the most common if several
+        device = max(devices, key=lambda name: (name != "cpu", devices[name]), default="cpu")
         for on_cpu in (False, True):
-            text = InputsText(exactness, main_device(hints), explicit, raw, on_cpu)
+            text = InputsText(exactness, device, explicit, raw, on_cpu)
             text.names = tuple(map(text.free, names))
             try:
                 text.storages(hints)
@@ -284,15 +287,6 @@ def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
             size = value.numel() * value.dtype.itemsize if value.numel() > SMALL_ELEMENTS else 0
             sizes[storage_of(value)] = max(sizes.get(storage_of(value), 0), size)
     return sum(sizes.values())
-
-
-def main_device(values: Iterable[Any]) -> str:
-    """The device that ``inputs(device=...)`` stands for: the accelerator when there is one, the
-    most common if several."""
-    devices = Counter(
-        device_name(value) for value in values if isinstance(value, Tensor) and not value.is_meta
-    )
-    return max(devices, key=lambda device: (device != "cpu", devices[device]), default="cpu")
 
 
 def wanted_exact(value: Tensor, exactness: Exactness) -> bool:

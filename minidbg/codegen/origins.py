@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import sys
-from pathlib import Path
 
 import torch
 from torch import fx
@@ -36,7 +35,6 @@ def cell_name(file: str) -> str:
 _FRAME = re.compile(r' *File "(.*)", line (\d+).*')
 _COMMENT = re.compile(r".*  # (.+):(\d+)")
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
-HUNTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "extras", "hunt", "")
 
 
 def user_frames(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
@@ -47,11 +45,14 @@ def user_frames(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
 
 @functools.lru_cache(1 << 10)
 def _frames(trace: str) -> tuple[tuple[str, str, str], ...]:
+    """Those neither in torch nor generated; a notebook's cells are the user's."""
     lines = trace.split("\n")
     pairs = reversed(list(itertools.zip_longest(lines, lines[1:], fillvalue="")))
     matches = ((_FRAME.fullmatch(line), below.strip()) for line, below in pairs)
     frames = ((match[1], match[2], text) for match, text in matches if match)
-    return tuple(frame for frame in frames if is_the_users(frame[0]))
+    return tuple(
+        frame for frame in frames if cell_name(frame[0]) or not frame[0].startswith((TORCH_FOLDER, "<"))
+    )
 
 
 def location(node: fx.Node) -> str:
@@ -86,16 +87,10 @@ def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False)
     named = [node for node in traced if node.op.startswith("call_") and mentions(message, node)]
     for node in (*named, *traced):
         for file, line, text in user_frames(node):
-            return f"{short_path(file)}:{line}", text
+            relative = os.path.relpath(file)  # of a path elsewhere the name: it may tell too much
+            name = os.path.basename(file) if relative.startswith("..") else relative
+            return f"{cell_name(file) or name}:{line}", text
     return "", ""
-
-
-def is_the_users(file: str) -> bool:
-    """Whether ``file`` is neither torch's, nor of minidbg's own programs in a hunt, nor generated.
-
-    A notebook's cells are the user's.
-    """
-    return cell_name(file) != "" or not file.startswith((TORCH_FOLDER, HUNTS_FOLDER, "<"))
 
 
 def mentions(message: str, node: fx.Node) -> bool:
@@ -105,9 +100,3 @@ def mentions(message: str, node: fx.Node) -> bool:
     # "add" is also a word of any message; "add_3" is not
     named = rf"\b{name}\b" if re.search(r"[_\d]", name) else f"%{name} |'{name}'"
     return re.search(named, message) is not None or (len(last) > 8 and last in message)
-
-
-def short_path(file: str) -> str:
-    """Relative in the working directory, else the file's name: a path may tell too much."""
-    relative = os.path.relpath(file)
-    return cell_name(file) or (Path(file).name if relative.startswith("..") else relative)

@@ -76,7 +76,9 @@ def _jagged(value: Any) -> Construction:
 def _by_unflatten(value: Any) -> Construction:
     """By the class's own ``__tensor_unflatten__``, with what its ``__tensor_flatten__`` gives; one
     without parts by ``as_subclass``."""
-    if not hasattr(value, "__tensor_flatten__") and _holds_its_data(type(value)):
+    if not hasattr(value, "__tensor_flatten__") and all(
+        getattr(type(value), name) is getattr(Tensor, name) for name in ("__torch_dispatch__", "__new__")
+    ):  # a plain tensor of another type, and no wrapper around others
         return _as_subclass(value)
     names, context = value.__tensor_flatten__()
     write = _Values()
@@ -87,12 +89,6 @@ def _by_unflatten(value: Any) -> Construction:
     size, stride = list(map(int, value.shape)), tuple(map(int, value.stride()))
     text = f"{kind}.__tensor_unflatten__({{{{{inner}}}}}, {known}, torch.Size({size}), {stride})"
     return Construction(parts, text, tuple(sorted(write.imports)))
-
-
-def _holds_its_data(kind: type) -> bool:
-    """Whether tensors of ``kind`` are plain ones of another type, and no wrappers around others."""
-    names = ("__torch_dispatch__", "__new__")
-    return all(getattr(kind, name) is getattr(Tensor, name) for name in names)
 
 
 OF_EVERY_CLASS = {"__module__", "__doc__", "__dict__", "__static_attributes__", "__firstlineno__"}

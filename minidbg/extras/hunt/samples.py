@@ -122,6 +122,8 @@ def case_of_sample(sample: Sample, backend: ChosenBackend) -> Case | None:
     graph_module, inputs = capture_by_dynamo(
         lambda first, args, kwargs: function(first, *args, **kwargs), values
     )
+    for node in graph_module.graph.nodes:
+        node.meta.pop("stack_trace", None)  # the call above is no line of the user's
     note = f"torch's own operator sample {sample}, found by minidbg hunt"
     case = case_of(graph_module, inputs, backend, context=current_context(inputs), notes=(note,))
     return case.with_spec(backward=trains and need_grad(inputs), dynamic=False)
