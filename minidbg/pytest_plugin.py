@@ -28,8 +28,8 @@ from minidbg.core.outcome import Outcome, Verdict, is_expected
 from minidbg.core.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
 from minidbg.core.text import display_path
 from minidbg.watch.repros import Repro, is_script, read_repro
-from minidbg.watch.runner import DEVICES_CALL, fork_for, judge_arguments, outcome_of_job
-from minidbg.watch.settings import Devices, Workers, chosen_devices, parse_devices
+from minidbg.watch.runner import fork_for, judge_arguments, outcome_of_job
+from minidbg.watch.settings import DEVICES_CALL, Devices, Workers, chosen_devices, parse_devices
 from minidbg.workers import Request, Scripts, preload_for
 
 UNJUDGED = (Verdict.SKIPPED, Verdict.INVALID)

@@ -65,7 +65,7 @@ def _logger_as_it_was() -> Iterator[None]:
     logger = logging.getLogger("minidbg")
     logger.propagate = True
     logger.setLevel(logging.NOTSET)
-    logger.handlers = [one for one in logger.handlers if not getattr(one, "of_the_command_line", False)]
+    logger.handlers = [one for one in logger.handlers if one.name != "minidbg's command line"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -70,14 +69,19 @@ def check(
     PATHS are scripts, unique parts of their names in the repro folder, or folders of scripts. Exit status, the first that applies: 1 a repro still fails, at least in some runs; 3 one fails differently; 125 one cannot be judged here; 0 all are gone.
     """
     from minidbg import repro
+    from minidbg.watch.repros import find_repros
 
+    for path in paths:
+        if not find_repros([path]):
+            where = f"captures lie in {path}/.minidbg/captures"
+            raise click.UsageError(f"{path}: no *.py in this folder; {where}")
     if (rtol is None) != (atol is None):
         raise click.UsageError("--rtol and --atol go together: give both or neither")
     if precision and rtol is not None:
         raise click.UsageError("--tolerances replaces --rtol and --atol: give one or the other")
     tolerances = precision if rtol is None or atol is None else (rtol, atol)
     statuses = []
-    for path in repros_in(paths):
+    for path in find_repros(paths):
         outcome = repro.run(
             path, device=device, backend=backend, options=options, tolerances=tolerances, seconds=seconds
         )
@@ -88,21 +92,6 @@ def check(
             print_outcome(path, outcome)
     worst = min(statuses, key=WORST_FIRST.index)
     sys.exit(CANNOT_JUDGE if bisect and worst == Verdict.CHANGED.exit_status else worst)
-
-
-def repros_in(paths: Sequence[Path]) -> list[Path]:
-    """The scripts that ``paths`` name: files as they are, of folders the scripts at their top.
-
-    Raises click.UsageError when a folder holds no script.
-    """
-    from minidbg.watch.repros import find_repros
-
-    for path in paths:
-        if not find_repros([path]):
-            raise click.UsageError(
-                f"{path}: no *.py in this folder; captures lie in {path}/.minidbg/captures"
-            )
-    return find_repros(paths)
 
 
 def print_outcome(path: Path, outcome: Outcome) -> None:

@@ -29,7 +29,7 @@ from minidbg.core import environment, settings
 from minidbg.core.machine import HERE
 from minidbg.core.text import last_line, plural
 from minidbg.repro import crash_records
-from minidbg.watch.probe import accelerators
+from minidbg.watch.settings import accelerators
 
 QUESTION_S = 60.0
 """For one answer of the forkserver, its imports included."""

@@ -1,20 +1,25 @@
-"""What commands share: -q, -v, --json, logs and notes on stderr, errors in two lines, NO_COLOR."""
+"""What commands share: -q, -v, --json, logs and notes on stderr, errors in two lines, NO_COLOR; and
+how a signal ends one: Ctrl-C, SIGTERM and SIGHUP unwind it, to let go of what it holds."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import click
 
-from minidbg.core.errors import MinidbgError
+from minidbg.core.errors import MinidbgError, Terminated
 from minidbg.core.files import glob
 from minidbg.core.script_header import HIDDEN
 from minidbg.core.text import display_path, printable
@@ -23,6 +28,7 @@ FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 CANNOT_JUDGE = 125
 """Status of requests that could not be met: ``git bisect`` sees no failing repro in our mistake."""
 INTERRUPTED = 130
+LOG_HANDLER = "minidbg's command line"
 VERBOSITY: ContextVar[int] = ContextVar("minidbg_verbosity", default=0)
 """-1 or less: quiet; 0: usual; from 1: verbose; errors are told when no click context is left."""
 
@@ -205,40 +211,68 @@ def usage_lines(error: click.ClickException) -> list[str]:
     return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice or f'see: {command} --help'}"]
 
 
-if TYPE_CHECKING:
-    from structlog.typing import Processor
-
-
 def configure(verbosity: int) -> None:
     """Send the logger ``minidbg`` to stderr; other loggers, the root included, stay as they are.
 
     ``verbosity``: -1 and less errors only, 1 what is done, 2 and more everything.
     """
-    import structlog
-
     logger = logging.getLogger("minidbg")
     level = logging.DEBUG if verbosity > 1 else logging.INFO
     logger.setLevel(logging.ERROR if verbosity < 0 else level)
-    for handler in [one for one in logger.handlers if getattr(one, "of_the_command_line", False)]:
-        logger.removeHandler(handler)
-    shared: list[Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
-        structlog.stdlib.PositionalArgumentsFormatter(),
-    ]
     handler = logging.StreamHandler(sys.stderr)
-    handler.of_the_command_line = True  # type: ignore[attr-defined]  # how it is found again
-    colours = colour() is not False and sys.stderr.isatty()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            processor=structlog.dev.ConsoleRenderer(colors=colours), foreign_pre_chain=shared
-        )
-    )
-    logger.addHandler(handler)
+    handler.name = LOG_HANDLER
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    logger.handlers = [*(one for one in logger.handlers if one.name != LOG_HANDLER), handler]
     logger.propagate = False
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
+
+
+# --- the end of a command by a signal ---
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def unwinding_on_signals() -> Iterator[None]:
+    """A block that the signals ``ENDING`` leave by ``Terminated``, as Ctrl-C leaves it by
+    KeyboardInterrupt; a second one ends the process."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        # one that is ignored (nohup) stays so
+        wanted = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, terminated) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def terminated(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    raise Terminated(number)
+
+
+def end_interrupted() -> NoReturn:
+    """End a command that Ctrl-C unwound, without the interpreter's exit: torch's takes seconds."""
+    let_go()
+    os._exit(INTERRUPTED)
+
+
+def end_by(number: int) -> NoReturn:
+    """End as the signal would have: who started us is told so."""
+    let_go()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # where the signal is blocked
+
+
+def let_go() -> None:
+    """End the forkserver, if there is one, with all that it was asked, and write out what was
+    printed. A second Ctrl-C has to wait for it."""
+    from minidbg import workers  # late: most commands have none
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    workers.end_server()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # who read it has gone
+            stream.flush()

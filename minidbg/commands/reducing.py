@@ -10,18 +10,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from minidbg.commands import output
-from minidbg.commands.ending import end_by, end_interrupted
 from minidbg.commands.output import note, print_error, print_json, repro_folder
 from minidbg.core.errors import Interrupted
 from minidbg.core.text import display_path, plural
-
-if TYPE_CHECKING:
-    from minidbg.reduction.result import ReductionResult
 
 
 @click.command()
@@ -65,7 +61,7 @@ def reduce(
         raise click.UsageError("give either PATH or --last-crash")
     limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
     limits |= {"jobs": jobs} if jobs is not None else {}
-    how = {"backend": backend, "limits": limits}
+    how: dict[str, Any] = {"backend": backend, "limits": limits}
     if path is None and not last_crash:
         sys.exit(reduce_all(folder or repro_folder(), as_json=as_json, **how))
     asked = path or newest_crash(folder or repro_folder())
@@ -102,11 +98,18 @@ def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
     return status
 
 
-def reduce_one(path: Path, folder: Path | None, *, as_json: bool, **how: Any) -> int:
+def reduce_one(
+    path: Path, folder: Path | None, *, as_json: bool, backend: str | None, limits: Mapping[str, Any]
+) -> int:
     """Reduce the capture or repro, print what came of it, and return the exit status.
 
     The first Ctrl-C ends the search alone. Raises Interrupted, and what the script's code raises.
     """
+    from minidbg import library
+    from minidbg.core import settings
+    from minidbg.reduction.result import Limits, on_stream
+
+    granted = Limits(**limits, value_limit_bytes=settings.load().value_limit_bytes).begun()
     interrupted = False
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
@@ -118,7 +121,9 @@ def reduce_one(path: Path, folder: Path | None, *, as_json: bool, **how: Any) ->
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        written = reduced_here(path, folder, **how)
+        # what the script prints is no result of the command
+        with contextlib.redirect_stdout(sys.stderr), on_stream(sys.stderr) as listener:
+            written = library.reduced(path, backend=backend, limits=granted, folder=folder, listener=listener)
     except (KeyboardInterrupt, Interrupted):
         how_to = f"to go on: minidbg reduce {display_path(path)}"
         raise Interrupted(f"interrupted before a repro was verified; {how_to}") from None
@@ -132,21 +137,8 @@ def reduce_one(path: Path, folder: Path | None, *, as_json: bool, **how: Any) ->
     if interrupted:
         if not written.certified:
             note(f"interrupted; to go on: minidbg reduce {display_path(written.path or path)}")
-        end_interrupted()
+        output.end_interrupted()
     return 0 if written.path is not None else output.CANNOT_JUDGE
-
-
-def reduced_here(
-    path: Path, folder: Path | None, *, backend: str | None, limits: Mapping[str, Any]
-) -> ReductionResult:
-    from minidbg import library
-    from minidbg.core import settings
-    from minidbg.reduction.result import Limits, on_stream
-
-    granted = Limits(**limits, value_limit_bytes=settings.load().value_limit_bytes).begun()
-    # what the script prints is no result of the command
-    with contextlib.redirect_stdout(sys.stderr), on_stream(sys.stderr) as listener:
-        return library.reduced(path, backend=backend, limits=granted, folder=folder, listener=listener)
 
 
 def newest_crash(folder: Path) -> Path | None:
@@ -254,5 +246,5 @@ def run(
     for line in lines:
         note(line)
     if ending == -signal.SIGINT:  # we die of it as the program did, so that a shell ends its loop
-        end_by(signal.SIGINT)
+        output.end_by(signal.SIGINT)
     sys.exit(128 - ending if ending < 0 else ending)

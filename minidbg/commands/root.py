@@ -13,14 +13,8 @@ from typing import Any
 import click
 
 from minidbg import __version__
-from minidbg.commands.ending import end_by, end_interrupted, unwinding_on_signals
-from minidbg.commands.output import (
-    CANNOT_JUDGE,
-    VERBOSITY,
-    colour,
-    print_error,
-    with_verbosity_options,
-)
+from minidbg.commands import output
+from minidbg.commands.output import CANNOT_JUDGE
 from minidbg.commands.table import COMMANDS, SECTIONS, imported
 from minidbg.core import environment
 from minidbg.core.errors import Interrupted, Terminated, nearest
@@ -37,7 +31,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         found: click.Command = imported(COMMANDS[cmd_name])
-        return with_verbosity_options(found)
+        return output.with_verbosity_options(found)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -72,37 +66,37 @@ def cli(context: click.Context) -> None:
     some runs; 3 another failure (another error, a crash, a timeout); 125 cannot be judged here, or
     the command could not do what was asked.
     """
-    context.color = colour()
+    context.color = output.colour()
     if context.invoked_subcommand not in PROGRAMS:
         context.with_resource(environment.judging())
 
 
-with_verbosity_options(cli)
+output.with_verbosity_options(cli)
 
 
 def main(argv: list[str] | None = None) -> Any:
     """The entry point. A request that cannot be met ends with two lines on stderr and status 125,
     one that Ctrl-C ends with 130."""
-    VERBOSITY.set(0)
+    output.VERBOSITY.set(0)
     try:
-        with unwinding_on_signals():
+        with output.unwinding_on_signals():
             status = cli.main(args=argv, prog_name="minidbg", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())
         status = 0
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("minidbg: interrupted", err=True)
-        end_interrupted()
+        output.end_interrupted()
     except Interrupted as interrupted:
-        print_error(interrupted)
-        end_interrupted()
+        output.print_error(interrupted)
+        output.end_interrupted()
     except Terminated as by:
-        end_by(by.number)
+        output.end_by(by.number)
     except BrokenPipeError:
         # who read our output has gone: nothing to say, and nobody to say it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CANNOT_JUDGE)
     except Exception as error:  # noqa: BLE001 - a traceback exits with 1, which means "reproduces"
-        print_error(error)
+        output.print_error(error)
         sys.exit(CANNOT_JUDGE)
     sys.exit(status if isinstance(status, int) else 0)

@@ -95,15 +95,11 @@ def report(
         print_json(
             {"repro": str(details.path), "title": written.title, "body": written.body, "ran": written.ran}
         )
-    put_text(written.body, output, quiet=as_json)
-
-
-def put_text(text: str, output: Path | None, *, quiet: bool) -> None:
     if output is not None:
-        output.write_text(text, encoding="utf-8")
+        output.write_text(written.body, encoding="utf-8")
         note(f"written: {output}")
-    elif not quiet:
-        click.echo(printable(text.rstrip("\n")))
+    elif not as_json:
+        click.echo(printable(written.body.rstrip("\n")))
 
 
 @click.command()

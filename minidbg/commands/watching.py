@@ -281,9 +281,5 @@ def bisect(revisions: tuple[str, str], repro: Path, as_json: bool, **options: An
     settings = load_watch_settings({})
     if not options["build"]:
         options |= {"build": settings.build, "build_folder": settings.folder}
-    found = bisecting.bisect_revisions(*revisions, repro, tell, **options)
+    found = bisecting.bisect_revisions(*revisions, repro, partial(click.echo, err=True), **options)
     show_rows([asdict(found)], found.text(), as_json=as_json)
-
-
-def tell(text: str) -> None:
-    click.echo(text, err=True)

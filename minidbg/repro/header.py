@@ -20,7 +20,6 @@ from minidbg.core.records import MALFORMED, describe_malformed, table_of
 from minidbg.core.run_spec import HANG_LIMIT_S
 from minidbg.core.script_header import HEADER_VERSION, SCRIPT_LIMIT_BYTES, Header, text_of
 from minidbg.fx.case import Case
-from minidbg.repro.near import shared_folder
 
 # --- writing ---
 
@@ -59,6 +58,21 @@ def write_header(
     ]
     body = "\n".join(f"# {line}" for line in lines)
     return f"# /// script\n{body}\n# ///"
+
+
+def shared_folder(path: str, folder: str) -> str:
+    """The folder above ``path`` and repro ``folder``, if in one tree or repository; else empty."""
+    try:
+        shared = os.path.commonpath([path, folder])
+    except ValueError:  # two drives
+        return ""
+    around = os.path.dirname(folder)
+    is_tree = shared == around != os.path.dirname(around) or shared.startswith(os.path.join(around, ""))
+    above = shared
+    while not is_tree and above != os.path.dirname(above):
+        is_tree = os.path.exists(os.path.join(above, ".git"))
+        above = os.path.dirname(above)
+    return shared if is_tree else ""
 
 
 def dependencies(case: Case, *, has_tensors: bool) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import enum
 import itertools
+import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from minidbg.codegen.module_text import write_graph_builder
 from minidbg.core.errors import CannotWrite
 from minidbg.core.kinds import Kind
 from minidbg.core.literals import write_literal
-from minidbg.core.run_spec import CallPath
+from minidbg.core.run_spec import BackendRef, CallPath
 from minidbg.core.script_header import Header
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.templates import fill
@@ -34,8 +35,8 @@ from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
-from minidbg.repro import near, selfcheck
-from minidbg.repro.header import header_of, write_header
+from minidbg.repro import selfcheck
+from minidbg.repro.header import header_of, shared_folder, write_header
 from minidbg.repro.wording import case_message, docstring, message_lines
 
 SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")
@@ -133,7 +134,7 @@ def render(
         message=message,
         folder=folder,
     )
-    paths = list(near.path_lines(case.backend, folder))
+    paths = list(path_lines(case.backend, folder))
     embedded = _embedded(case)
     kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
     of_paths = ["import pathlib, sys"] if paths else []
@@ -226,3 +227,30 @@ def _embedded(case: Case) -> str:
     imports = (ANNOTATIONS, "import torch")
     ours = {node.lineno for node in ast.parse(text).body if ast.unparse(node) in imports}
     return "\n".join(line for n, line in enumerate(text.split("\n"), 1) if n not in ours).strip("\n")
+
+
+def path_lines(backend: BackendRef, folder: str | None) -> Iterator[str]:
+    """Statements that put the folders of the backend's modules at the end of ``sys.path``.
+
+    What lies in the tree around the repro ``folder`` is what to look for in the folders above the
+    script, which may be moved, or read on another machine: drafts and captures lie deeper.
+    """
+    for path in backend.paths:
+        try:
+            names = {name.partition(".")[0]: name for name in sorted(os.listdir(path), reverse=True)}
+        except (OSError, ValueError):  # ValueError: no path can be called so
+            names = {}
+        modules = [module for module in backend.modules if module in names]
+        what = (
+            f"  # {', '.join(modules) or 'modules of the backend'}; elsewhere: put its folder on PYTHONPATH"
+        )
+        if not modules or not folder or not (shared := shared_folder(path, folder)):
+            yield f"sys.path += [{path!r}]{what}"
+            continue
+        below = os.path.relpath(path, shared)
+        inside = "" if below == "." else f" / {quoted(below)}"
+        marker = os.path.normpath(os.path.join(below, names[modules[0]]))
+        yield (
+            f"sys.path += [str(up{inside}) for up in pathlib.Path(__file__).absolute().parents "
+            f"if (up / {quoted(marker)}).exists()]{what}"
+        )

@@ -31,8 +31,8 @@ from minidbg.watch import events
 from minidbg.watch.events import Notice
 from minidbg.watch.files import are_stale, changes, digest_of_all
 from minidbg.watch.repros import Lock, Repro, contents_of, hidden_folder, home_of, read_repros
-from minidbg.watch.runner import DEVICES_CALL, Build, Built, Runner, fork_for, outcome_of_job
-from minidbg.watch.settings import Devices, FailOn, WatchSettings, chosen_devices
+from minidbg.watch.runner import Build, Built, Runner, fork_for, outcome_of_job
+from minidbg.watch.settings import DEVICES_CALL, Devices, FailOn, WatchSettings, chosen_devices
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, INCONCLUSIVE, Decision, Job, Purpose, Transition, usual_seconds
 from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep

@@ -27,8 +27,6 @@ from minidbg.watch.sweep import Lane, Run
 from minidbg.workers import Ended, Pool, Request, Warmup
 from minidbg.workers.child import end_of, kill_group
 
-DEVICES_CALL = "minidbg.watch.probe:devices_of_machine"
-"""The question to a child which devices are here."""
 FIRST_RUN_SECONDS = 180.0
 LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0

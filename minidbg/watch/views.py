@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO, TypeAlias
 
-from structlog.processors import JSONRenderer
-
 from minidbg.core import environment
 from minidbg.core.text import in_one_line, last_line, plural
 from minidbg.watch.events import Event, Flipped, Judged, Notice, SweepFinished
@@ -51,10 +49,10 @@ class JsonLines(View):
     """One object a line, on a stream that someone reads, or in the log."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream, self.rendered = stream, JSONRenderer()
+        self.stream = stream
 
     def show(self, event: Event) -> None:
-        print(self.rendered(None, "info", event.to_json()), file=self.stream, flush=True)
+        print(json.dumps(event.to_json()), file=self.stream, flush=True)
 
     def close(self) -> None:
         if self.stream is not sys.stdout:

@@ -72,14 +72,12 @@ def what_next(console: Console, repro: Path) -> None:
     """The commands that one may try now. pytest is no dependency: where missing, that is said."""
     needs = "" if importlib.util.find_spec("pytest") else "; first: pip install pytest"
     console.rule("what next")
-    for command, what in (
-        (f"minidbg show {repro.stem}", "what is known of the failure"),
-        (f"pytest {display_path(repro)}", f"the script is a test too{needs}"),
-        (
-            "minidbg run YOUR_PROGRAM.py",
-            "your own program, with every torch.compile in it wrapped; more: minidbg help",
-        ),
-    ):
+    commands = {
+        f"minidbg show {repro.stem}": "what is known of the failure",
+        f"pytest {display_path(repro)}": f"the script is a test too{needs}",
+        "minidbg run YOUR_PROGRAM.py": "each torch.compile of yours wrapped; more: minidbg help",
+    }
+    for command, what in commands.items():
         console.out(f"{command:<{len(display_path(repro)) + 8}} # {what}", highlight=False)
 
 

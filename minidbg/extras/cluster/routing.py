@@ -39,7 +39,7 @@ class Code:
 
 
 class Others(Protocol):
-    """Other machines; of each ``machine/device`` what ``probe.py`` says. Tests script theirs."""
+    """Other machines; of each ``machine/device`` what ``devices_of_machine`` says. Tests script theirs."""
 
     def devices(self) -> Mapping[str, Mapping[str, str]]: ...
     def submit(self, device: str, request: Request, code: Code) -> Future[Ended]: ...

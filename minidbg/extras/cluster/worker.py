@@ -32,8 +32,7 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.machine import memory_limit
 from minidbg.extras.cluster import on_path
 from minidbg.judge.command import JUDGE_SCRIPT
-from minidbg.watch.runner import DEVICES_CALL
-from minidbg.watch.settings import is_cpu, whole_name
+from minidbg.watch.settings import DEVICES_CALL, is_cpu, whole_name
 from minidbg.workers import Ended, Request, Scripts, Warmup, leftovers, preload_for
 
 PLUGIN_NAME = "minidbg"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minidbg.commands import output
-from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import note, print_json, repro_folder
 from minidbg.core.errors import BadSetting
 from minidbg.core.files import replace_file
@@ -126,7 +125,7 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
         hunted.interrupted = True
     failing = tell_results(hunted, as_json=as_json)
     if hunted.interrupted:
-        end_interrupted()
+        output.end_interrupted()
     sys.exit(3 if (failing if expected is None else is_worse(hunted, expected)) else 0)
 
 

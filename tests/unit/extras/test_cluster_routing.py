@@ -13,7 +13,7 @@ from support.doubles import Children
 from minidbg.core.errors import BadSetting
 from minidbg.extras.cluster.commands import security_of
 from minidbg.extras.cluster.routing import Code, RoutingPool
-from minidbg.watch.runner import DEVICES_CALL
+from minidbg.watch.settings import DEVICES_CALL
 from minidbg.workers import Ended, Request
 
 CPU, GPU = {"name": "a processor", "driver": ""}, {"name": "a GPU", "driver": "1"}

@@ -13,9 +13,8 @@ import click
 import pytest
 
 from minidbg.core.errors import BadSetting
-from minidbg.watch.probe import accelerators
 from minidbg.watch.runner import Build
-from minidbg.watch.settings import Devices, chosen_devices, load_watch_settings, parse_devices
+from minidbg.watch.settings import Devices, accelerators, chosen_devices, load_watch_settings, parse_devices
 from minidbg.watch.sources import left_out_folders, module_roots, worth_watching
 
 
