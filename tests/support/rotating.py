@@ -14,9 +14,9 @@ import pytest
 
 from support import TESTS
 
-PARTS = 24
+PARTS = 48
 """Days in which each slow test is asked once, whatever changes."""
-MOST_OF_CHANGES = 16
+MOST_OF_CHANGES = 8
 """Tests asked for the rooms that have changed: where more would be, a part of them that is another one each day."""
 FIRST_PAIRS = 10
 CANARIES = frozenset("""
@@ -27,7 +27,7 @@ journeys/test_journeys.py::test_reduce_of_a_capture
 journeys/test_journeys.py::test_last_crash
 journeys/test_journeys.py::test_pytest
 corpus/test_captures.py::test_some_captures
-corpus/test_programs.py::test_what_comes_of_every_failing_program[accuracy]
+corpus/test_programs.py::test_what_comes_of_every_failing_program[accuracy-0]
 corpus/test_sessions.py::test_the_other_sessions
 integration/test_watch_bisect.py::test_the_commit_that_broke_it_is_found_past_commits_that_cannot_be_judged
 integration/test_pytest_plugin.py::test_headers_say_what_is_expected_and_anything_else_fails[alone]
