@@ -18,7 +18,6 @@ import pytest
 from parts import one_part
 from parts.context import Failed, Skipped
 from parts.flow import reduction_in
-from parts.tests import passed_in
 
 SCRIPT = Path(__file__).with_name("acceptance.py")
 slow = [pytest.mark.slow, pytest.mark.device, pytest.mark.timeout(1200)]
@@ -90,19 +89,8 @@ class TestOnTheStandIn:
 
     def test_a_run_that_is_killed_leaves_its_rows_and_no_process(self, tmp_path: Path) -> None:
         out = tmp_path / "out"
-        words = [
-            "--device",
-            "acme",
-            "--out",
-            out,
-            "--part",
-            "triton",
-            "--part",
-            "healthy",
-            "--planted",
-            "hangs",
-        ]
-        process = subprocess.Popen([sys.executable, SCRIPT, *map(str, words)], cwd=tmp_path)
+        words = f"--device acme --out {out} --part triton --part healthy --planted hangs".split()
+        process = subprocess.Popen([sys.executable, SCRIPT, *words], cwd=tmp_path)
         parts: list[psutil.Process] = []
         until = time.monotonic() + 300
         while not (parts and (out / "healthy").exists()) and time.monotonic() < until:
@@ -153,12 +141,8 @@ class TestResume:
         assert ran == ["failed", "late", "lacks"]
         assert len(acceptance.rows_in(tmp_path / "rows.jsonl")) == 4 + 2, "the same reason is not said twice"
         last = {row["row"]: row for row in acceptance.Results(tmp_path, "acme").last()}
-        assert {name: row["status"] for name, row in last.items()} == {
-            "well": "ok",
-            "failed": "ok",
-            "late": "ok",
-            "lacks": "skipped",
-        }
+        statuses_now = {name: row["status"] for name, row in last.items()}
+        assert statuses_now == {**dict.fromkeys(("well", "failed", "late"), "ok"), "lacks": "skipped"}
 
     def test_a_line_that_was_cut_short_is_left_behind(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,14 +151,6 @@ class TestResume:
         path.write_text('{"part": "own", "row": "a", "status": "ok"}\n{"part": "own", "ro')
         assert self.resumed(tmp_path, monkeypatch, a="", b="") == ["b"]
         assert [row["row"] for row in acceptance.rows_in(path)] == ["a", "b"]
-
-
-def test_tests_that_passed_before_a_share_was_over_are_not_run_again() -> None:
-    plain = "../../h/tests/device/test_whole_flow.py::test_a[x:y] PASSED    [ 7%]\n"
-    plain += "../../h/tests/device/test_whole_flow.py::test_b FAILED    [ 9%]\n"
-    spread = "[gw1] [ 7%] PASSED tests/device/test_whole_flow.py::test_c \n"
-    wanted = {f"tests/device/test_whole_flow.py::{name}" for name in ("test_a[x:y]", "test_c")}
-    assert passed_in(plain + spread) == wanted
 
 
 def test_figures_are_those_that_minidbg_says() -> None:
@@ -195,25 +171,11 @@ def test_time_that_a_part_leaves_is_the_next_ones(monkeypatch: pytest.MonkeyPatc
     assert now == pytest.approx(100.0)
 
 
-def test_a_row_that_was_run_twice_counts_once_in_the_table(tmp_path: Path) -> None:
-    results = acceptance.Results(tmp_path, "acme")
-    results.add("flow", "compile failure", "failed", said="no repro: a | b")
-    results.add("flow", "compile failure", "ok", figures={"s": 3.14})
-    assert results.table().splitlines()[0].endswith("1 ok")
-    assert "| flow | compile failure | ok | 3.1 s |" in results.table()
-    assert len(acceptance.Results(tmp_path, "acme").rows) == 2, "they are read back"
-
-
 def test_the_table_has_no_names_of_the_users_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/jane")
     results = acceptance.Results(tmp_path, "acme")
     results.add("flow", "a", "failed", said=f"in /home/jane/secret/a.py and {acceptance.CHECKOUT}/b.py")
     assert "| in ~/secret/a.py and CHECKOUT/b.py |" in results.table()
-
-
-def test_a_line_that_was_cut_short_by_a_kill_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"part": "flow", "row": "a", "status": "ok"}\n{"part": "fl')
-    assert [row["row"] for row in acceptance.Results(tmp_path, "acme").rows] == ["a"]
 
 
 def test_wheels_are_unpacked_for_what_is_missing_alone(tmp_path: Path) -> None:

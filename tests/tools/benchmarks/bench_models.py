@@ -1,8 +1,8 @@
 """From the exception to a repro, real failures of inductor inside real models: minidbg beside torch's launcher flow.
 
-Run as a program: ``python tests/tools/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--cold] [--limit 300] [--json PATH] [--python OTHER]``:
+Run as a program: ``python tests/tools/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--limit 300] [--json PATH] [--python OTHER]``:
 each bug of ``real_failures`` in each model, and the cases of ``tests/cases/models`` with ``--models cases``. Each run is a process of
-its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. No run of the program finds the graphs of
+its own, as a user's would be; kernel caches are kept from run to run. No run of the program finds the graphs of
 an earlier one in a cache: a compile is what times are told in. ``compile`` is
 the failing ``torch.compile`` call by itself; minidbg's time is that of the call with it, which ends when its verified repro is announced,
 without one ``compile``. Torch's flow is
@@ -163,32 +163,22 @@ def program(row: Row, tool: str, folder: Path, limit_s: float, **variables: str)
     return {"whole": seconds, "status": status, **(json.loads(lines[-1]) if lines else {})}
 
 
-def measured(row: Row, limit_s: float, cold: bool, torch_flow: bool) -> dict[str, Any] | None:
+def measured(row: Row, limit_s: float, torch_flow: bool) -> dict[str, Any] | None:
     """One row of the table; None where the failure does not show in this build."""
     how = dict(row.variables)
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
-
-        def variables(tool: str) -> dict[str, str]:
-            if not cold:
-                return how
-            return {
-                **how,
-                "TORCHINDUCTOR_CACHE_DIR": str(top / tool / "cache"),
-                "XDG_CACHE_HOME": str(top / tool / "own"),
-            }
-
         for tool in ("plain", "minidbg", "torch"):
             (top / tool).mkdir()
-        for _ in range(1 if cold else 2):  # the first one builds the kernels that the others find
-            plain = program(row, "plain", top / "plain", limit_s, **variables("plain"))
+        for _ in range(2):  # the first one builds the kernels that the others find
+            plain = program(row, "plain", top / "plain", limit_s, **how)
         compile_s = plain.get("seconds", plain["whole"])
-        ours = program(row, "minidbg", top / "minidbg", limit_s, **variables("minidbg"))
+        ours = program(row, "minidbg", top / "minidbg", limit_s, **how)
         if "error" not in ours and plain["status"] == 0:
             return None
         found = {"case": row.name, "compile_s": compile_s, "nodes_alone": row.nodes}
         if row.dies and "line" not in ours:  # the program died: what the next one would do
-            ours |= after_death(top / "minidbg", limit_s, **variables("minidbg"))
+            ours |= after_death(top / "minidbg", limit_s, **how)
         found["minidbg_s"] = ours.get("seconds", ours["whole"]) - compile_s
         found["minidbg"] = ours.get("line", "no repro")
         found |= questions(found["minidbg"])
@@ -197,9 +187,7 @@ def measured(row: Row, limit_s: float, cold: bool, torch_flow: bool) -> dict[str
             found["minidbg_repro"] = f"status {status}: {stdout.splitlines()[0][:60] if stdout else ''}"
             found["ok"] = status == 1 and found.get("nodes", math.inf) <= 1.5 * row.nodes
         if torch_flow:
-            found |= by_torch(
-                row, top / "torch", compile_s, limit_s, {**variables("torch"), **WITHOUT_GRAPH_CACHES}
-            )
+            found |= by_torch(row, top / "torch", compile_s, limit_s, {**how, **WITHOUT_GRAPH_CACHES})
         return found
 
 
@@ -298,7 +286,6 @@ def main() -> None:
     parser.add_argument("--bugs", default=",".join(BUGS), help="names of real_failures.BUGS")
     parser.add_argument("--models", default="cases", help="names of real_failures.MODELS, and 'cases'")
     parser.add_argument("--torch-flow", action="store_true", help="run torch's launcher flow beside it")
-    parser.add_argument("--cold", action="store_true", help="new kernel caches for each run")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each process")
     parser.add_argument("--json", help="where to write the rows")
     add_option(parser)
@@ -307,7 +294,7 @@ def main() -> None:
     found = []
     for row in rows(options.bugs.split(","), options.models.split(",")):
         try:
-            result = measured(row, options.limit, options.cold, options.torch_flow)
+            result = measured(row, options.limit, options.torch_flow)
         except CannotRun as reason:
             print(f"{row.name}: its program does not run here:\n{reason}")
             continue

@@ -56,7 +56,7 @@ class Blocks(nn.Module):
         return x
 
 
-def captured(model: nn.Module, x: Tensor, calls: int) -> tuple[fx.GraphModule, list[Any]]:
+def captured(model: nn.Module, x: Tensor) -> tuple[fx.GraphModule, list[Any]]:
     """The graph of ``model`` as dynamo gives it to a backend."""
     found: list[tuple[fx.GraphModule, list[Any]]] = []
 
@@ -70,33 +70,8 @@ def captured(model: nn.Module, x: Tensor, calls: int) -> tuple[fx.GraphModule, l
     return found[0]
 
 
-class DenseBlocks(nn.Module):
-    """Convolutions that each take the concatenation of all before them, as in a DenseNet; a pool after every eight."""
-
-    def __init__(self, layers: int, growth: int = 2) -> None:
-        super().__init__()
-        channels, self.convs, self.norms, self.downs = 4, nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        for number in range(layers):
-            self.norms.append(nn.BatchNorm2d(channels))
-            self.convs.append(nn.Conv2d(channels, growth, 3, padding=1))
-            channels += growth
-            if number % 8 == 7:
-                self.downs.append(nn.Conv2d(channels, 4, 1))
-                channels = 4
-
-    def forward(self, x: Tensor) -> Tensor:
-        for number, (norm, conv) in enumerate(zip(self.norms, self.convs, strict=True)):
-            x = torch.cat([x, conv(torch.relu(norm(x)))], 1)
-            if number % 8 == 7:
-                x = self.downs[number // 8](x)
-        return x
-
-
 GRAPHS: dict[str, Callable[[int], tuple[fx.GraphModule, list[Any]]]] = {
     "chain": chain,
-    "mlp": lambda calls: captured(Mlp(max(1, calls // 3)), torch.randn(4, 8), calls),
-    "densenet": lambda calls: captured(
-        DenseBlocks(max(1, calls // 4)).eval(), torch.randn(1, 4, 6, 6), calls
-    ),
-    "transformer": lambda calls: captured(Blocks(max(1, calls // 32)), torch.randn(2, 4, 8), calls),
+    "mlp": lambda calls: captured(Mlp(max(1, calls // 3)), torch.randn(4, 8)),
+    "transformer": lambda calls: captured(Blocks(max(1, calls // 32)), torch.randn(2, 4, 8)),
 }

@@ -145,10 +145,6 @@ Made = tuple[nn.Module, tuple[Any, ...]]
 IDS = torch.arange(40).reshape(2, 20) % 90
 
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 64}
-IMAGE = {**SMALL, "image_size": 32, "patch_size": 8}
-
-
 def ids() -> tuple[Tensor]:
     return (IDS,)
 
@@ -166,10 +162,10 @@ def transformer(
     return kind(kind.config_class(**{**config, **more})), inputs()
 
 
-def timm_model(name: str, **how: Any) -> Made:
+def resnet() -> Made:
     import timm
 
-    return timm.create_model(name, num_classes=10, **how), (torch.randn(2, 3, 64, 64),)
+    return timm.create_model("resnet50", num_classes=10), (torch.randn(2, 3, 64, 64),)
 
 
 def unet() -> Made:
@@ -197,30 +193,21 @@ class Model:
     training: bool = False
 
 
+VIT = {
+    "hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8,
+}  # fmt: skip
 GPT2 = {"n_positions": 32, "n_embd": 32, "n_layer": 6, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 6, "num_heads": 4}
 gpt2 = partial(transformer, "GPT2LMHeadModel", ids, GPT2, vocab_size=100, use_cache=False)
-bert = partial(transformer, "BertModel", ids, SMALL, vocab_size=100)
 t5 = partial(transformer, "T5EncoderModel", ids, T5, vocab_size=100, use_cache=False)
-llama = partial(
-    transformer, "LlamaForCausalLM", ids, {**SMALL, "num_hidden_layers": 8}, vocab_size=100, num_key_value_heads=2, use_cache=False,
-)  # fmt: skip
-vit = partial(transformer, "ViTModel", pixels, IMAGE)
-clip = partial(transformer, "CLIPVisionModel", pixels, IMAGE)
+vit = partial(transformer, "ViTModel", pixels, VIT)
 
 MODELS: dict[str, Model] = {
     "gpt2": Model(gpt2, "transformer.h.3.mlp"),
     "gpt2-training": Model(gpt2, "transformer.h.3.mlp", training=True),
-    "bert": Model(bert, "encoder.layer.3.output"),
-    "llama": Model(llama, "model.layers.5.mlp"),
-    "llama-training": Model(llama, "model.layers.5.mlp", training=True),
     "t5": Model(t5, "encoder.block.3.layer.1"),
     "vit": Model(vit, "layers.3.mlp"),
-    "clip": Model(clip, "encoder.layers.3.mlp"),
-    "timm-resnet50": Model(lambda: timm_model("resnet50"), "layer3.2"),
-    "timm-densenet121": Model(lambda: timm_model("densenet121"), "features.denseblock3.denselayer9"),
-    "timm-mixer": Model(lambda: timm_model("mixer_s32_224", img_size=64), "blocks.4"),
-    "timm-convnext": Model(lambda: timm_model("convnext_atto"), "stages.2.blocks.3"),
+    "timm-resnet50": Model(resnet, "layer3.2"),
     "diffusers-unet": Model(unet, "mid_block"),
 }
 

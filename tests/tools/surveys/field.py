@@ -5,8 +5,7 @@
     python tests/tools/surveys/field.py --device cuda --jobs 8                # on a GPU
 
 Each trial is a model, a mode and a backend, in processes of their own with a time limit: one runs the bare backend, one the wrapped backend, each
-with empty inductor caches (``--kernels FOLDER``: compiled kernels are kept there for all trials, which leaves first calls out of the table and much
-time of a C++ compiler out of the trial). Compared are all results (outputs, gradients, parameters, buffers, the RNG state), bit by bit, the processor seconds of the
+with empty inductor caches. Compared are all results (outputs, gradients, parameters, buffers, the RNG state), bit by bit, the processor seconds of the
 first call and of later ones, and the most memory that the first call took, the device's too. ``--json`` names a file to which each row is appended; trials that it holds
 already are not made again, so that an interrupted trial goes on where it was. Exit status 1 when a trial was not silent.
 
@@ -61,8 +60,6 @@ class Trial:
     mode: str
     backend: str
     device: str = "cpu"
-    kernels: str | None = None
-    """A folder of compiled kernels that bare and wrapped share; None when each starts with empty caches."""
 
     @classmethod
     def of_row(cls, row: dict[str, Any]) -> Trial:
@@ -210,10 +207,7 @@ def run_as(trial: Trial, tool: str, folder: Path) -> None:
     own = folder / f"{tool}_folder"
     own.mkdir(exist_ok=True)
     os.chdir(own)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = trial.kernels or str(own / "cache")
-    if trial.kernels:  # each tool compiles for itself, up to the C++ compiler
-        torch._inductor.config.fx_graph_cache = False
-        torch._functorch.config.enable_autograd_cache = False
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own / "cache")
     import_what_forks_need([trial.model])
     heard, again = Heard(), CompiledAgain()
     for handler in (heard, again):
@@ -393,8 +387,6 @@ def ratio(row: dict[str, Any], name: str) -> float | None:
     """Of the wrapped backend to the bare one."""
     if "trouble" in row:
         return None
-    if name.startswith("first") and row.get("kernels"):
-        return None  # one of the two found the other's kernels
     bare, wrapped = row["bare"].get(name), row["wrapped"].get(name)
     return wrapped / bare if bare and wrapped else None
 
@@ -456,7 +448,7 @@ def chosen_trials(options: argparse.Namespace) -> Iterator[Trial]:
     for backend in options.backends.split(","):
         for mode in options.modes.split(","):
             for model in options.models:
-                yield Trial(model, mode, backend, options.device, options.kernels)
+                yield Trial(model, mode, backend, options.device)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -467,12 +459,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--backends", default="inductor,aot_eager")
     parser.add_argument("--device", default="cpu", help="where models and inputs are")
-    parser.add_argument(
-        "--kernels",
-        type=lambda folder: str(Path(folder).absolute()),
-        metavar="FOLDER",
-        help="compiled kernels that all trials share; no graph caches, and no figures of first calls",
-    )
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--limit", type=float, default=240.0, help="processor seconds for each process")
     parser.add_argument("--json", type=Path, help="a file of rows, one a line, that is gone on with")
