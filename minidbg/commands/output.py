@@ -216,12 +216,20 @@ def configure(verbosity: int) -> None:
 
     ``verbosity``: -1 and less errors only, 1 what is done, 2 and more everything.
     """
+    import structlog  # late: most commands log nothing
+
     logger = logging.getLogger("minidbg")
     level = logging.DEBUG if verbosity > 1 else logging.INFO
     logger.setLevel(logging.ERROR if verbosity < 0 else level)
     handler = logging.StreamHandler(sys.stderr)
     handler.name = LOG_HANDLER
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    console = structlog.dev.ConsoleRenderer(colors=colour() is not False and sys.stderr.isatty())
+    stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processor=console, foreign_pre_chain=[structlog.stdlib.add_log_level, stamp]
+        )
+    )
     logger.handlers = [*(one for one in logger.handlers if one.name != LOG_HANDLER), handler]
     logger.propagate = False
 

@@ -193,5 +193,5 @@ def test_wheels_are_unpacked_for_what_is_missing_alone(tmp_path: Path) -> None:
 
 def test_each_needed_package_is_named_without_torch() -> None:
     names = {acceptance.name_in(line) for line in acceptance.needed_packages()}
-    assert {"click", "watchdog", "jinja2", "pytest", "transformers"} <= names
+    assert {"click", "watchdog", "structlog", "pytest", "transformers"} <= names
     assert "torch" not in names

@@ -54,6 +54,7 @@ def test_the_judge_needs_torch_and_none_of_our_other_requirements(tmp_path: Path
         "click",
         "rich",
         "jinja2",
+        "structlog",
         "watchdog",
         "platformdirs",
         "safetensors",
