@@ -137,11 +137,14 @@ def test_of_a_script_the_beginning_is_shown_and_nothing_of_what_is_none(folder: 
     (folder / "link.py").symlink_to(folder / "elsewhere")
     names = ("relu.py", "sin.py", "link.py", "caf\udce9.py")
     (folder / names[-1]).write_text(script("relu"))
-    with serving(folder, "127.0.0.1:0", started(folder, *names)) as server:
+    reduced = "nodes = 1\n# provenance = {nodes = 12, reduced = true}\n"
+    (folder / "cos.py").write_text(script("cos").replace("nodes = 1\n", reduced))
+    with serving(folder, "127.0.0.1:0", started(folder, *names, "cos.py")) as server:
         assert "caf%5Cudce9.py" in get(f"{server.address}part")[1]
         for name, told, most in (
             ("relu.py", "toy fails on relu.", 30_000), ("sin.py", "more characters", 250_000),
             ("link.py", "It cannot be run", 30_000), ("caf%5Cudce9.py", "caf\\udce9.py", 30_000),
+            ("relu.py", ">1 node<", 30_000), ("cos.py", ">1 of 12 nodes<", 30_000),
         ):  # fmt: skip
             status, text, _ = get(f"{server.address}repro?name={name}")
             assert (status, told in text, "root:x:0" in text) == (200, True, False), name

@@ -12,7 +12,6 @@ from typing import Any
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import read_regular, replace_file
-from minidbg.core.run_spec import Provenance
 from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, parse_header, text_of
 from minidbg.core.text import display_path, moment, plural, printable
 from minidbg.watch import events, queries
@@ -58,19 +57,17 @@ class Page(View):
         path = home / name
         if not cells or (repro := read_repro(path, repro_name(path, home))) is None:
             raise MinidbgError(f"no repro {printable(name)} is watched")
-        provenance = Provenance()
+        script, header = "", None
         try:
-            # what is no repro of ours is nobody's to read, such as what a link leads to
-            script = "" if repro.damage else text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
-            provenance = provenance if repro.damage else parse_header(script, path).provenance
+            if not repro.damage:  # else it is nobody's to read, such as what a link leads to
+                script = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
+                header = parse_header(script, path)
             if (rest := len(script) - SHOWN_CHARACTERS) > 0:
                 script = f"{script[:SHOWN_CHARACTERS]}\n# ... and {plural(rest, 'more character')}"
         except (OSError, ValueError) as error:
             script = f"# cannot be read: {error}"
         past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
-        return filled(
-            "details.html.j2", cells=cells, repro=repro, provenance=provenance, script=script, past=past
-        )
+        return filled("details.html.j2", cells=cells, repro=repro, header=header, script=script, past=past)
 
 
 class HtmlFile(Page):
@@ -92,13 +89,7 @@ class HtmlFile(Page):
 
 
 def filled(template: str, **values: Any) -> str:
-    return templates.fill(
-        template,
-        {
-            **values,
-            "style": PAGE_STYLE,
-            "script_of_page": PAGE_SCRIPT,
-            "moment": moment,
-            "printable": printable,
-        },
-    )
+    return templates.fill(template, {
+        **values, "style": PAGE_STYLE, "script_of_page": PAGE_SCRIPT, "moment": moment,
+        "printable": printable,
+    })  # fmt: skip

@@ -124,7 +124,7 @@ HOSTILE = {
     "a deep value": (SCRIPT.replace("# nodes = 3", "# a = " + "[" * 50_000), "nested too deeply"),
     "paths of a number": (SCRIPT.replace("# nodes = 3", "# backend.paths = 5"), "backend.paths = 5: expected `array`, got `int`"),
     "nodes without an end": (SCRIPT.replace("nodes = 3", "nodes = inf"), "nodes = inf: expected `int`, got `float`"),
-    "another expectation": (SCRIPT.replace("# nodes = 3", "# expect = 'flaky'"), "expect = 'flaky': invalid enum value"),
+    "another expectation": (SCRIPT.replace("# nodes = 3", "# expect = 'flaky'"), "expect = 'flaky': must be one of 'reproduces', 'gone'"),
     "a newer schema": (SCRIPT.replace("schema = 1", "schema = 2"), "schema 2, this minidbg reads 1; install a newer minidbg to read it"),
     "too long": ("#" * (SCRIPT_LIMIT_BYTES + 1), "more than 16 MiB"),
 }  # fmt: skip
