@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from torch import fx, nn
+from torch import nn
 from torch.export import ExportedProgram
 
 from minidbg import oracle, torch_internals, workers
@@ -124,8 +124,10 @@ def cases_of_exported(program: ExportedProgram, backend: ChosenBackend) -> Itera
     args, kwargs, notes = example_inputs(program)
     placeholders = program.graph.find_nodes(op="placeholder")
     symbolic = any(torch_internals.symbols_in(node.meta.get("val")) for node in placeholders)
-    module = WithKeywords(program.module(check_guards=False), kwargs)
-    graph_module, inputs = capture_by_dynamo(module, args, dynamic=symbolic or None)
+    module = program.module(check_guards=False)
+    graph_module, inputs = capture_by_dynamo(
+        lambda args, kwargs: module(*args, **kwargs), (args, kwargs), dynamic=symbolic or None
+    )
     notes = [*notes, "from a program of torch.export"]
     case = case_of(graph_module, inputs, backend, context=Context(), notes=notes, dynamic=symbolic)
     yield case.with_spec(context=Context(grad=False))
@@ -156,18 +158,6 @@ def stand_in_for_meta(meta: Any) -> Any:
     if meta.is_floating_point() or meta.is_complex():
         return torch.randn(shape).to(meta.device, meta.dtype)
     return torch.randint(0, 2, shape, device=meta.device).to(meta.dtype)
-
-
-class WithKeywords(nn.Module):
-    """The program's module as a function of its positional inputs alone."""
-
-    def __init__(self, module: fx.GraphModule | nn.Module, keywords: dict[str, Any]) -> None:
-        super().__init__()
-        self.module = module
-        self.keywords = keywords
-
-    def forward(self, *args: Any) -> Any:
-        return self.module(*args, **self.keywords)
 
 
 # --- repros of torch's minifier ---
@@ -221,27 +211,15 @@ def cases_of_torch_repro(
             log.warning("minidbg: %s: left out: %s", path.name, said)
         if done.value["refused"]:
             raise UnreadableTorchRepro(f"{path}: {done.value['refused']}")
-        for form in done.value["forms"]:
-            case = read(Path(form))
+        for form in map(Path, done.value["forms"]):
+            storages = load_file(form.with_suffix(".safetensors"))
+            case = oracle.with_backend(
+                json.loads(form.read_text(encoding="utf-8")),
+                lambda key, dtype, device="cpu": storages[key].view(dtype).to(device),  # noqa: B023
+            )
             yield case
             if case.spec.context.grad and need_grad(case.inputs):
                 yield case.with_spec(backward=True)
-
-
-def save(case: Case, path: Path) -> None:
-    """Write ``case`` to ``path``, with all of its values in a file of safetensors beside it. Raises
-    CannotWrite and OSError."""
-    parcel = transport.pack(case)
-    path.write_text(json.dumps(parcel.table), encoding="utf-8")
-    arrays = {key: data.numpy() for key, data in parcel.storages.items()}
-    save_file(arrays, path.with_suffix(".safetensors"))
-
-
-def read(path: Path) -> Case:
-    """The case that ``save`` has written. Raises what the import of the backend raises."""
-    storages = load_file(path.with_suffix(".safetensors"))
-    table = json.loads(path.read_text(encoding="utf-8"))
-    return oracle.with_backend(table, lambda key, dtype, device="cpu": storages[key].view(dtype).to(device))
 
 
 # --- in the child ---
@@ -301,7 +279,9 @@ class Execution:
         **_: Any,
     ) -> NoReturn:
         """Replaces ``run_repro``: writes its cases, in the modes that are on, and ends the file."""
-        stored = storages_folder(self.path, save_dir)
+        # the folder that the file names, or one beside a moved file
+        folders = *([Path(save_dir)] if save_dir else ()), self.path.parent / "checkpoints", self.path.parent
+        stored = next((folder for folder in folders if (folder / "storages").is_dir()), None)
         reader = torch_internals.input_reader(str(stored) if stored else None)
         torch.manual_seed(0)
         load_args(reader)
@@ -319,8 +299,11 @@ class Execution:
             inner = form(backend_named(INNER), context=replace(context, grad=False))
             forms.append(inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT))
         for number, one in enumerate(forms):
-            self.forms.append(str(self.folder / f"form_{number}.json"))
-            save(one, Path(self.forms[-1]))
+            parcel, path = transport.pack(one), self.folder / f"form_{number}.json"
+            path.write_text(json.dumps(parcel.table), encoding="utf-8")
+            arrays = {key: data.numpy() for key, data in parcel.storages.items()}
+            save_file(arrays, path.with_suffix(".safetensors"))
+            self.forms.append(str(path))
         raise SystemExit
 
 
@@ -352,9 +335,3 @@ def own_backend(named: Any) -> ChosenBackend:
         why = str(error).partition(". ")[0].partition("; ")[0]
         advice = "name it, or another one: --backend NAME, or module:attribute"
         raise UnreadableTorchRepro(f"its backend is {named!r}: {why}; {advice}") from error
-
-
-def storages_folder(path: Path, save_dir: str | None) -> Path | None:
-    """The folder that holds ``storages``: the one the file names, or one beside a moved file."""
-    folders = (*([Path(save_dir)] if save_dir else ()), path.parent / "checkpoints", path.parent)
-    return next((folder for folder in folders if (folder / "storages").is_dir()), None)
