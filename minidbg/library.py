@@ -142,12 +142,8 @@ def save_repro(
             outcome,
         )
     case = publishing.with_failure(case, outcome)
-    return saved(case, Path(path) if path is not None else None, seconds)
-
-
-def saved(case: Case, path: Path | None, seconds: float) -> Path:
-    chosen = settings.load()
-    folder = path.parent if path is not None else chosen.repro_dir
+    chosen, target = settings.load(), Path(path) if path is not None else None
+    folder = target.parent if target is not None else chosen.repro_dir
     last = Outcome(Verdict.INVALID, reason=f"{seconds:.3g} s were over")
     session = Session(Limits(seconds=seconds, value_limit_bytes=chosen.value_limit_bytes))
     with contextlib.suppress(BudgetSpent):
@@ -155,10 +151,10 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
             last, draft = publishing.verify(case, exactness, folder, session)
             if draft is None:
                 continue
-            if path is None:
+            if target is None:
                 return repro.publish(case, draft, folder)
-            repro.move_script(draft, path)
+            repro.move_script(draft, target)
             repro.discard(draft)
-            return path
+            return target
     why = f"the failure shows here and not in a fresh interpreter: {last.in_words}"
     raise NotReproduced(why, last)

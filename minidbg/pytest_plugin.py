@@ -102,19 +102,18 @@ def session_pool(config: pytest.Config, backends: set[str] | None) -> Scripts:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect repros that pytest would pass by."""
-    if not (wanted(parent.config) or is_in_named_folder(file_path, parent)):
+    """Collect repros that pytest would pass by: those of a repro folder that the command line names
+    too."""
+    config, folder, is_named = parent.config, file_path.parent, parent.session.isinitpath
+    by_words = config.args_source is pytest.Config.ArgsSource.ARGS
+    is_in_named_folder = by_words and is_named(folder) and (folder / HIDDEN).is_dir()
+    if not (wanted(config) or is_in_named_folder) or not is_repro(file_path):
         return None
-    if not is_repro(file_path) or python_collects(file_path, parent):
-        return None  # in the latter case it comes by pytest_pycollect_makemodule: never twice
-    made = ReproFile if wanted(parent.config) else pytest.Module
+    patterns = [*config.getini("python_files"), "__init__.py"]
+    if is_named(file_path) or any(map(file_path.match, patterns)):
+        return None  # it comes by pytest_pycollect_makemodule: never twice
+    made = ReproFile if wanted(config) else pytest.Module
     return made.from_parent(parent, path=file_path)
-
-
-def is_in_named_folder(path: Path, parent: pytest.Collector) -> bool:
-    """Whether the file is in a repro folder named on the command line, to have its repros."""
-    is_named = parent.config.args_source is pytest.Config.ArgsSource.ARGS
-    return is_named and parent.session.isinitpath(path.parent) and (path.parent / HIDDEN).is_dir()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -139,11 +138,6 @@ def is_repro(path: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return block is not None and "[tool.minidbg]" in block["content"]
-
-
-def python_collects(path: Path, parent: pytest.Collector) -> bool:
-    patterns = [*parent.config.getini("python_files"), "__init__.py"]
-    return parent.session.isinitpath(path) or any(path.match(pattern) for pattern in patterns)
 
 
 class ReproFile(pytest.File):

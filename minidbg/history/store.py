@@ -244,9 +244,17 @@ class History(AbstractContextManager["History", None]):
         return int(self.write(query, *(getattr(record, name) for name in names)).lastrowid or 0)
 
     def read(self, record_type: type[Record], query: str, *values: object) -> list[Record]:
+        def restored(name: str, content: Any) -> Any:  # raises one of MALFORMED: bytes may flip
+            if name in IN_JSON:
+                return json.loads(content)
+            if name == "stale":  # SQLite has no booleans
+                return bool(content)
+            return os.fsdecode(content) if isinstance(content, bytes) else content
+
         with fenced(self.path):
             rows = self.connection.execute(query, [stored(value) for value in values])
-            return [record_of(columns_of(row), record_type) for row in rows]
+            tables = ({key: restored(key, row[key]) for key in row.keys()} for row in rows)  # noqa: SIM118 - a row is no dict
+            return [record_of(table, record_type) for table in tables]
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
         return self.add(SweepRecord(0, started, None, "running", code, tuple(files), {}))
@@ -302,19 +310,6 @@ def stored(value: object) -> object:
         name = os.fsencode(value)  # a file's, which need not be UTF-8
         return value if name.decode(errors="ignore") == value else name
     return json.dumps(plain(value)) if isinstance(value, tuple | Mapping | Outcome) else value
-
-
-def columns_of(row: sqlite3.Row) -> dict[str, Any]:
-    """By column. Raises one of MALFORMED: bytes may have flipped anywhere in the file."""
-
-    def value(name: str, content: Any) -> Any:
-        if name in IN_JSON:
-            return json.loads(content)
-        if name == "stale":  # SQLite has no booleans
-            return bool(content)
-        return os.fsdecode(content) if isinstance(content, bytes) else content
-
-    return {name: value(name, row[name]) for name in row.keys()}  # noqa: SIM118 - a row is no dict
 
 
 def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:

@@ -497,24 +497,6 @@ MakeView: TypeAlias = Callable[[Callable[[str], None]], View]
 """Of a function by which the view tells a person something."""
 
 
-def views_of(settings: WatchSettings, inbox: Inbox, more: Sequence[MakeView], *, as_json: bool) -> list[View]:
-    def tell(text: str) -> None:
-        inbox.put(Notice(text))
-
-    views = [make(tell) for make in more]
-    if settings.on_flip:
-        views.append(FlipCommands(settings.on_flip, settings.folder, tell))
-    if as_json:
-        views.append(JsonLines(sys.stdout))
-    elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
-        from minidbg.watch.terminal import TerminalView
-
-        views.append(TerminalView(inbox.put))  # last: from here on errors would be written over
-    else:
-        views.append(PlainLines(sys.stdout, every_result=settings.once))
-    return views
-
-
 def run_daemon(
     paths: list[Path],
     settings: WatchSettings,
@@ -528,7 +510,22 @@ def run_daemon(
         if not path.exists() and path == default:
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
-    announce = Announcer(views_of(settings, inbox, more_views, as_json=as_json))
+
+    def tell(text: str) -> None:
+        inbox.put(Notice(text))
+
+    views = [make(tell) for make in more_views]
+    if settings.on_flip:
+        views.append(FlipCommands(settings.on_flip, settings.folder, tell))
+    if as_json:
+        views.append(JsonLines(sys.stdout))
+    elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
+        from minidbg.watch.terminal import TerminalView
+
+        views.append(TerminalView(inbox.put))  # last: from here on errors would be written over
+    else:
+        views.append(PlainLines(sys.stdout, every_result=settings.once))
+    announce = Announcer(views)
     # here the headers alone, so that the server imports torch while the scripts are parsed
     repros = read_repros(paths, Path(), parsed=False).values()
     backends = {repro.spec.backend.name for repro in repros}

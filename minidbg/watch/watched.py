@@ -154,7 +154,12 @@ class Watched:
         """Read the repros, and the files of their backends."""
         began = time.monotonic()
         self.look_at_repros()
-        self.watch_events()
+        if self.settings.poll_s is None and not self.settings.once:  # one sweep alone needs no events
+            try:
+                self.events.watch(self.roots, [str(one.absolute()) for one in self.paths])
+            except OSError as error:
+                text = f"file events are not available ({error}); rescanning every few seconds"
+                self.announce.once("events", Notice(text))
         self.snapshot = scan(self.roots, self.settings.ignore)
         now = time.monotonic()
         self.soonest_rescan = now + RESCAN_FACTOR * (now - began)
@@ -192,16 +197,6 @@ class Watched:
         self.snapshot, self.begun = {**now, **self.snapshot}, {**now, **self.begun}
         self.judged = self.judged and {**now, **self.judged}
         self.built = self.built and {**now, **self.built}
-
-    def watch_events(self) -> None:
-        """Have events sent for all that is watched. One sweep alone, or who polls, needs none."""
-        if self.settings.poll_s is not None or self.settings.once:
-            return
-        try:
-            self.events.watch(self.roots, [str(one.absolute()) for one in self.paths])
-        except OSError as error:
-            text = f"file events are not available ({error}); rescanning every few seconds"
-            self.announce.once("events", Notice(text))
 
     def adopt(self, files: Iterable[str]) -> tuple[str, ...]:
         """Watch these files too, loaded by a run, where no root covers them; those watched then."""
