@@ -337,13 +337,8 @@ def flagged(value: Tensor, text: str, view: str = "", *, is_new: bool = True) ->
 
 def readable(value: Tensor) -> Tensor | None:
     """``value``; None where there are no numbers: fake, meta, freed, of a device in error."""
-    is_empty = (
-        value.device in BROKEN
-        or value.is_meta
-        or torch_internals.is_fake(value)
-        or torch_internals.is_freed(value)
-    )
-    return None if is_empty else value
+    has_none = value.device in BROKEN or value.is_meta or torch_internals.is_fake(value)
+    return None if has_none or torch_internals.is_freed(value) else value
 
 
 def plain_tensor(value: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ def call_nodes(gm: fx.GraphModule) -> int:
 
 
 def targets_of_calls(gm: fx.GraphModule) -> tuple[str, ...]:
-    """What each computing node calls, in order."""
     return tuple(map(target_of, calls_of(gm, set())))
 
 

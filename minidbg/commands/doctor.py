@@ -57,7 +57,6 @@ def python() -> Iterator[Finding]:
 
 
 def devices() -> Iterator[Finding]:
-    """The CPU and what torch can use beside it."""
     threads = plural(torch.get_num_threads(), "thread")
     yield fine("cpu", f"{plural(HERE.processors(), 'core')}, {threads} for torch")
     here = accelerators(torch)
@@ -125,7 +124,6 @@ def a_question(argument: Mapping[str, Any], note: object) -> float:
 
 
 def torch_version() -> Iterator[Finding]:
-    """Torch, within the range that this minidbg is tested with."""
     requirements = map(Requirement, metadata.requires("minidbg") or ())
     needs = [need for need in requirements if need.name == "torch"]
     wanted, here = needs[0].specifier if needs else "", torch.__version__

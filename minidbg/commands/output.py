@@ -187,7 +187,15 @@ def print_error(error: BaseException) -> None:
 
 def error_lines(error: BaseException) -> list[str]:
     if isinstance(error, click.ClickException):
-        return usage_lines(error)
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "minidbg"
+        parameter = getattr(error, "param", None)
+        # click's own words name an argument first: invalid value for '[PATH]'
+        is_own = isinstance(parameter, click.Argument) and error.message
+        said = error.message if is_own else error.format_message()
+        what, _, advice = " ".join(said.split()).partition("; ")
+        advice = advice or f"see: {command} --help"
+        return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice}"]
     if isinstance(error, MinidbgError):
         what, advice = error.in_two()
         return [f"minidbg: {what}", f"  {advice or '-v shows where this came from'}"]
@@ -199,16 +207,6 @@ def error_lines(error: BaseException) -> list[str]:
         f"minidbg: unexpected {what}",
         "  run it again with -v for the traceback; where the script is fine, this is a bug in minidbg",
     ]
-
-
-def usage_lines(error: click.ClickException) -> list[str]:
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "minidbg"
-    of_argument = isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument)
-    # click's own words name the argument first: invalid value for '[PATH]'
-    said = error.message if of_argument and error.message else error.format_message()
-    what, _, advice = " ".join(said.split()).partition("; ")
-    return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice or f'see: {command} --help'}"]
 
 
 def configure(verbosity: int) -> None:

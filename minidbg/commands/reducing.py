@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
 import tempfile
@@ -218,9 +219,8 @@ def run(
     backend. Options come before PROGRAM. Settings come from MINIDBG_* variables and pyproject.toml,
     as for minidbg.wrap.
     """
-    from minidbg.commands.run.inside import Orders
     from minidbg.commands.run.launch import run_program, summary_of
-    from minidbg.core import settings
+    from minidbg.core import environment, settings
 
     if not program or program == ("-m",):
         raise click.UsageError(
@@ -239,8 +239,9 @@ def run(
     variables = {f"MINIDBG_{name.upper()}": value for name, value in wanted.items()}
     began = time.time()
     with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
-        orders = Orders(log.name, backend)
-        environ = orders.for_program({**variables, "MINIDBG_DIR": str(repro_dir)})
+        orders = json.dumps({"log": log.name, "backend": backend})
+        variables |= {"MINIDBG_DIR": str(repro_dir), environment.RUN: orders}
+        environ = environment.for_program(variables)
         ending = run_program(program, environ)
         lines = summary_of(Path(log.name), ending, began, loaded, note)
     for line in lines:

@@ -197,8 +197,6 @@ def history(repro: Path | None, limit: int, as_json: bool) -> None:
 
 
 class StillFails(MinidbgError):
-    """A failure that is there cannot be accepted as fixed."""
-
     def in_two(self) -> tuple[str, str]:
         advice = "no header was changed; accept it when the failure is gone, or give --force"
         return str(self), advice

@@ -151,7 +151,6 @@ def example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str,
 
 
 def stand_in_for_meta(meta: Any) -> Any:
-    """A value like the one that the exported program knows of an input."""
     if not isinstance(meta, torch.Tensor):
         return torch_internals.hint(meta)
     shape = [torch_internals.hint(size) for size in meta.shape]

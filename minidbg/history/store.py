@@ -163,8 +163,6 @@ IN_JSON = ("outcome", "files", "revisions")
 
 
 class DamagedHistory(MinidbgError):
-    """The history file cannot be read."""
-
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} is no readable history: {why}; move it away to begin a new one")
 

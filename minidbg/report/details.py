@@ -7,7 +7,7 @@ import ast
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,6 @@ HISTORY_ENTRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    states: tuple[State, ...] = ()
-    """The present one on each device."""
-    flips: tuple[Flip, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ReproDetails:
     path: Path
     text: str
@@ -42,7 +35,9 @@ class ReproDetails:
     docstring: str
     capture: Path | None = None
     """The unreduced capture of the same failure."""
-    past: Past = field(default_factory=Past)
+    states: tuple[State, ...] = ()
+    """The present one on each device."""
+    flips: tuple[Flip, ...] = ()
 
     @property
     def title(self) -> str:
@@ -88,10 +83,10 @@ class ReproDetails:
             "capture": str(self.capture) if self.capture else None,
             "devices": [
                 taken(state, "device", "verdict", "since", "seen", "runs")
-                for state in self.past.states
+                for state in self.states
             ],
             "flips": [
-                taken(flip, "device", "at", "kind", "before", "after") for flip in self.past.flips
+                taken(flip, "device", "at", "kind", "before", "after") for flip in self.flips
             ],
         }  # fmt: skip
 
@@ -109,6 +104,7 @@ def repro_details(path: Path) -> ReproDetails:
     done = done_of(path, header, home)
     capture = capture_beside(path, done, home)
     header = replace(header, provenance=with_statistics(header.provenance, done))
+    states, flips = past_of(path, home)
     return ReproDetails(
         path=path,
         text=text,
@@ -116,7 +112,8 @@ def repro_details(path: Path) -> ReproDetails:
         parts=parts,
         docstring=ast.get_docstring(ast.parse(text)) or "",
         capture=capture,
-        past=past_of(path, home),
+        states=states,
+        flips=flips,
     )
 
 
@@ -168,17 +165,17 @@ def result_in(done: Path) -> Mapping[str, Any]:
     return {}
 
 
-def past_of(path: Path, home: Path) -> Past:
+def past_of(path: Path, home: Path) -> tuple[tuple[State, ...], tuple[Flip, ...]]:
     resolved, root = path.absolute(), home.absolute()
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
     try:
         opened = History(home / HIDDEN / HISTORY_FILE, readonly=True)
     except (OSError, MinidbgError):
-        return Past()
+        return (), ()
     with opened, contextlib.suppress(MinidbgError):
         states = tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
-        return Past(states, tuple(opened.flips(name, limit=HISTORY_ENTRIES)))
-    return Past()
+        return states, tuple(opened.flips(name, limit=HISTORY_ENTRIES))
+    return (), ()
 
 
 # --- the text of ``minidbg show`` ---
@@ -237,9 +234,9 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
 
 
 def past_lines(details: ReproDetails) -> Iterator[str]:
-    if not details.past.states:
+    if not details.states:
         yield "history   not watched yet; 'minidbg watch' begins one"
-    for number, state in enumerate(details.past.states):
+    for number, state in enumerate(details.states):
         runs = plural(state.runs, "run")
         seen = f"{state.verdict} since {moment(state.since)}, {runs}, last {moment(state.seen)}"
         yield f"{'history' if not number else '':<10}{state.device}: {seen}"

@@ -189,7 +189,6 @@ class Private:
 
     @classmethod
     def of_this_process(cls) -> Private:
-        """The folders and names of this user on this machine."""
         paths = sysconfig.get_paths()
         folders = {
             paths["purelib"]: "site-packages",

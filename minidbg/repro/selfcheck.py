@@ -182,10 +182,6 @@ class _ScriptJudge:
     # --- the judgement
 
     @property
-    def yields(self) -> str:
-        return "the inputs after the call" if self.leaf == "input" else f"the {self.leaf}s"
-
-    @property
     def compared(self) -> str:
         if self.category == "aliasing":
             return "[*outputs, *values]"

@@ -49,7 +49,6 @@ class Event:
 
     def update(self, matrix: Matrix) -> None:
         """Most events change nothing that stays to be seen."""
-        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,6 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True)
 class Fault(Notice):
-    """Something in minidbg itself went wrong."""
-
     name = "fault"
     traceback: str
 
@@ -414,7 +411,6 @@ class Matrix:
         return sorted({device for _, device in self.cells})
 
     def of_repro(self, repro: str) -> dict[str, Cell]:
-        """By device."""
         return {device: cell for (name, device), cell in self.cells.items() if name == repro}
 
     def is_old(self, cell: Cell) -> bool:
@@ -422,7 +418,6 @@ class Matrix:
         return cell.outdated or self.building
 
     def sort(self) -> None:
-        """Put what needs attention first."""
         worst: dict[str, int] = {}
         for (repro, _), cell in self.cells.items():
             rank = URGENCY.index(cell.verdict) if cell.verdict in URGENCY else 0

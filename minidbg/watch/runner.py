@@ -54,7 +54,6 @@ class Runner:
     under_way: dict[Future[Ended], Run] = field(default_factory=dict)
 
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
-        """Have the pool judge the repro on the run's device."""
         device = run.job.device
         fork = fork_for(self.settings.workers, device, fresh=run.fresh and not run.forked)
         command = judge_arguments(repro, device)

@@ -151,7 +151,6 @@ class Watched:
     # Looking
 
     def rescan(self) -> None:
-        """Read the repros, and the files of their backends."""
         began = time.monotonic()
         self.look_at_repros()
         if self.settings.poll_s is None and not self.settings.once:  # one sweep alone needs no events
@@ -190,7 +189,6 @@ class Watched:
             self.watch(roots)
 
     def watch(self, roots: Iterable[str]) -> None:
-        """Look at these from now on."""
         more = [root for root in dict.fromkeys(roots) if root not in self.roots]
         self.roots += more
         now = scan(more, self.settings.ignore) if more else {}

@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,33 +23,19 @@ TAIL_CHARACTERS = 20_000
 """Of a traceback: minidbg's line is the last of an exception's notes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """How the program's use of torch.compile is changed."""
-
-    log: str
-    """The file to which each process appends what happened."""
-    backend: str | None = None
-    """Used instead of the one the program asks for: a registered name, or ``module:attribute``."""
-
-    def for_program(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The environment of the program, with ``given``."""
-        return environment.for_program({**given, environment.RUN: json.dumps(asdict(self))})
+ORDERS: Mapping[str, Any] = {}
+"""Empty in no program under ``minidbg run``. ``log``: the file to which each process appends what
+happened; ``backend``: used instead of the one the program asks for, a registered name or
+``module:attribute``, or None."""
+with contextlib.suppress(KeyError, ValueError, TypeError):
+    ORDERS = dict(json.loads(os.environ[environment.RUN]))
 
 
-def read_orders() -> Orders | None:
-    """The orders for this process; None when it is in no program under ``minidbg run``."""
-    with contextlib.suppress(KeyError, ValueError, TypeError):
-        table = json.loads(os.environ[environment.RUN])
-        return Orders(table["log"], table["backend"])
-    return None
-
-
-def log_event(log: str, event: Mapping[str, Any]) -> None:
+def log_event(event: Mapping[str, Any]) -> None:
     """Append one line; of several processes each line stays whole."""
     data = (json.dumps({**event, "pid": os.getpid()}) + "\n").encode()
     with contextlib.suppress(OSError):  # the program goes on without a summary
-        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+        descriptor = os.open(ORDERS["log"], os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, data)
         finally:
@@ -63,13 +49,13 @@ if TYPE_CHECKING:
 
 def compiler_is_here(module: ModuleType) -> None:
     """``torch._dynamo.eval_frame`` is imported: from now on backends are wrapped when looked up."""
-    if (orders := read_orders()) is not None:
+    if ORDERS:
         from minidbg import torch_internals
 
-        torch_internals.replace_backends(module, lambda backend: wrapped(backend, orders))
+        torch_internals.replace_backends(module, wrapped)
 
 
-def wrapped(backend: Any, orders: Orders) -> Any:
+def wrapped(backend: Any) -> Any:
     """What torch.compile is to use where the program asked for ``backend``."""
     from minidbg import torch_internals
     from minidbg.backends import named
@@ -84,39 +70,33 @@ def wrapped(backend: Any, orders: Orders) -> Any:
         PROCESS.listeners.append(listener)
         atexit.register(tell_end)
     name = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked))
-    log_event(orders.log, {"event": "wrapped", "backend": orders.backend or name})
+    log_event({"event": "wrapped", "backend": ORDERS["backend"] or name})
     if isinstance(asked, WrappedBackend) or name == OWN_NAME:
         return backend
-    if orders.backend is not None:
+    if ORDERS["backend"] is not None:
         # options and mode were meant for the other one
-        asked, options, mode = named(orders.backend), None, None
+        asked, options, mode = named(ORDERS["backend"]), None, None
     return torch_internals.as_torch_compile_has_it(wrap(asked, options=options, mode=mode))
 
 
 def listener(failure: Failure, report: Report) -> None:
     """Pass on what became of a failure, for the summary."""
-    orders = read_orders()
-    if orders is not None:
-        said = message_of(failure.error).strip().partition("\n")[0][:200]
-        event = {
-            "event": "failure", "backend": failure.link.name, "kind": str(failure.kind),
-            "said": f"{type(failure.error).__name__}: {said}", "line": report.line,
-            "path": str(report.path) if report.path else None,
-            "capture": str(report.capture) if report.capture else None,
-        }  # fmt: skip
-        log_event(orders.log, event)
+    said = message_of(failure.error).strip().partition("\n")[0][:200]
+    log_event({
+        "event": "failure", "backend": failure.link.name, "kind": str(failure.kind),
+        "said": f"{type(failure.error).__name__}: {said}", "line": report.line,
+        "path": str(report.path) if report.path else None,
+        "capture": str(report.capture) if report.capture else None,
+    })  # fmt: skip
 
 
 def tell_end() -> None:
     """At a process's end: how many of its graphs were verified, and the traceback it printed."""
     from minidbg.wrapper import stats
 
-    orders = read_orders()
-    if orders is None:
-        return
     if (found := stats()).graphs:
-        log_event(orders.log, {"event": "graphs", **asdict(found)})
+        log_event({"event": "graphs", **asdict(found)})
     error = getattr(sys, "last_value", None)  # what the interpreter ends with
     if isinstance(error, BaseException) and sys.excepthook is sys.__excepthook__:
         text = "".join(traceback.format_exception(error))
-        log_event(orders.log, {"event": "traceback", "text": text[-TAIL_CHARACTERS:]})
+        log_event({"event": "traceback", "text": text[-TAIL_CHARACTERS:]})

@@ -134,7 +134,6 @@ class Unpacks(WorkerPlugin):  # type: ignore[misc]
 
 
 def judge_request(request: Request, digest: str, paths: tuple[str, ...]) -> dict[str, Any]:
-    """The task."""
     worker = get_worker()
     judges: Judges = worker.plugins[PLUGIN_NAME]
     return asdict(judges.judge(str(worker.get_current_task()), request, digest, paths))

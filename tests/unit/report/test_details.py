@@ -23,7 +23,7 @@ def test_a_story_has_its_capture_and_history(repro: Path) -> None:
     details = repro_details(repro)
     assert details.title == "no_relu fails to compile relu."
     assert details.capture.name == "compile_relu_bbbbbb.py"
-    assert [str(state.verdict) for state in details.past.states] == ["gone"]
+    assert [str(state.verdict) for state in details.states] == ["gone"]
 
 
 def test_a_repro_alone_in_a_folder_is_told_all_the_same(repro: Path, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_repro_alone_in_a_folder_is_told_all_the_same(repro: Path, tmp_path: P
     alone.parent.mkdir()
     alone.write_text(repro.read_text())
     details = repro_details(alone)
-    assert (details.capture, details.past.states) == (None, ())
+    assert (details.capture, details.states) == (None, ())
     assert "not watched yet" in summary(details)
 
 
