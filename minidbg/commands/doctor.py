@@ -1,11 +1,9 @@
-"""What minidbg needs, one check each: python, torch and its private names, devices, a compiler,
+"""What minidbg needs, one check each: python, torch, devices, a compiler,
 forks, the repro folder, backends."""
 
 from __future__ import annotations
 
-import ast
 import os
-import pkgutil
 import platform
 import shlex
 import shutil
@@ -132,32 +130,6 @@ def torch_version() -> Iterator[Finding]:
     yield fine("torch", here) if is_known else missing("torch", here, advice)
 
 
-SAMPLES = "torch.testing._internal.common_methods_invocations.op_db"
-"""Needs packages of its own, which hunt asks for."""
-
-
-def private_names() -> Iterator[Finding]:
-    """Names that torch may change without notice; what needs one that has changed is off."""
-    used: set[str] = set()
-    for file in Path(torch_internals.__path__[0]).glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                used |= {f"{node.module}.{alias.name}" for alias in node.names}
-            elif isinstance(node, ast.Attribute):
-                used.add(ast.unparse(node))
-    of_torch = {name for name in used - {SAMPLES} if name.startswith("torch.")}
-    private = sorted(name for name in of_torch if "._" in name)
-    is_whole = True
-    for name in private:
-        try:
-            pkgutil.resolve_name(name)
-        except AttributeError:
-            is_whole = False
-            yield missing(name, "not in this torch", "what needs it is off, and says so")
-    if is_whole:
-        yield fine("torch's private names", f"all {len(private)} that minidbg uses are present")
-
-
 def folder() -> Iterator[Finding]:
     """The repro folder, and what crashed processes have left in it."""
     place = settings.load().repro_dir
@@ -213,7 +185,7 @@ def can_be_called(argument: Mapping[str, Any], note: object) -> bool:
 Check = Callable[[], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
-    python, torch_version, private_names, devices, compiler, forking, folder, backends,
+    python, torch_version, devices, compiler, forking, folder, backends,
 )  # fmt: skip
 
 

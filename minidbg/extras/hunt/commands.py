@@ -21,6 +21,7 @@ from minidbg.core.errors import BadSetting
 from minidbg.core.files import replace_file
 from minidbg.core.machine import HERE
 from minidbg.core.text import in_one_line
+from minidbg.repro.header import toml
 
 if TYPE_CHECKING:
     from minidbg.extras.hunt.hunting import Hunt
@@ -191,11 +192,7 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
                 known.setdefault(cell.op, {})[f"{cell.dtype} {cell.device}"] = str(state)
         how = "minidbg hunt BACKEND --expected THIS"
         head = f"# What does not work, by minidbg hunt. To compare: {how}"
-        quoted = {
-            op: [f"{json.dumps(cell)} = {json.dumps(state)}" for cell, state in row.items()]
-            for op, row in known.items()
-        }
-        lines = [f"{json.dumps(op)} = {{{', '.join(cells)}}}" for op, cells in quoted.items()]
+        lines = [f"{json.dumps(op)} = {toml(row)}" for op, row in known.items()]
         replace_file(expected, "\n".join([head, "[ops]", *lines, ""]).encode())
         note(f"written: {expected}, what is expected from now on")
         return False

@@ -101,18 +101,6 @@ def test_errors_of_other_code_pass_as_they_are() -> None:
         calls(fails)
 
 
-def test_doctor_says_what_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._library import custom_ops
-
-    from minidbg.commands.doctor import private_names
-
-    (all_here,) = private_names()
-    assert all_here.state == "fine"
-    monkeypatch.delattr(custom_ops, "OPDEFS")
-    (lost,) = private_names()
-    assert (lost.name, lost.state) == ("torch._library.custom_ops.OPDEFS", "missing")
-
-
 @pytest.mark.parametrize("kind", ["grad", "vmap", "jvp", "func"])
 def test_a_level_of_vmap_or_grad_that_a_graph_leaves_open_is_closed_alone(kind: str) -> None:
     levels = torch._C._functorch
