@@ -232,7 +232,9 @@ def write_inputs(
     # A torch warning about a dtype that the user's filters raise would take the failure's place.
     with torch.no_grad(), torch_internals.without_modes(), torch_internals.without_warnings():
         hints = [torch_internals.hint(value) for value in values]
-        devices = Counter(device_name(one) for one in hints if isinstance(one, Tensor) and not one.is_meta)
+        devices = Counter(
+            device_name(value) for value in hints if isinstance(value, Tensor) and not value.is_meta
+        )
         # what ``device`` stands for: the accelerator when there is one, the most common if several
         device = max(devices, key=lambda name: (name != "cpu", devices[name]), default="cpu")
         for on_cpu in (False, True):

@@ -228,7 +228,7 @@ def configure(verbosity: int) -> None:
             processor=console, foreign_pre_chain=[structlog.stdlib.add_log_level, stamp]
         )
     )
-    logger.handlers = [*(one for one in logger.handlers if one.name != LOG_HANDLER), handler]
+    logger.handlers = [*(old for old in logger.handlers if old.name != LOG_HANDLER), handler]
     logger.propagate = False
 
 

@@ -75,7 +75,7 @@ def words_of(kind: Any, parts: Iterable[tuple[str, str]]) -> list[str]:
     """What may stand at a place of which the type is an enum or some words."""
     for name, _ in parts:
         hint = get_type_hints(kind)[name] if name else kind
-        inner = (one for one in get_args(hint) if is_dataclass(one) or isinstance(one, EnumType))
+        inner = (arg for arg in get_args(hint) if is_dataclass(arg) or isinstance(arg, EnumType))
         kind = next(inner, hint)
     return [str(word) for word in (kind if isinstance(kind, EnumType) else get_args(kind))]
 

@@ -279,7 +279,8 @@ class Execution:
     ) -> NoReturn:
         """Replaces ``run_repro``: writes its cases, in the modes that are on, and ends the file."""
         # the folder that the file names, or one beside a moved file
-        folders = *([Path(save_dir)] if save_dir else ()), self.path.parent / "checkpoints", self.path.parent
+        folders = [self.path.parent / "checkpoints", self.path.parent]
+        folders[:0] = [Path(save_dir)] if save_dir else []
         stored = next((folder for folder in folders if (folder / "storages").is_dir()), None)
         reader = torch_internals.input_reader(str(stored) if stored else None)
         torch.manual_seed(0)

@@ -242,17 +242,18 @@ class History(AbstractContextManager["History", None]):
         return int(self.write(query, *(getattr(record, name) for name in names)).lastrowid or 0)
 
     def read(self, record_type: type[Record], query: str, *values: object) -> list[Record]:
-        def restored(name: str, content: Any) -> Any:  # raises one of MALFORMED: bytes may flip
+        def restored(name: str, content: Any) -> tuple[str, Any]:
+            """Raises one of MALFORMED: bytes may have flipped anywhere in the file."""
             if name in IN_JSON:
-                return json.loads(content)
+                return name, json.loads(content)
             if name == "stale":  # SQLite has no booleans
-                return bool(content)
-            return os.fsdecode(content) if isinstance(content, bytes) else content
+                return name, bool(content)
+            return name, os.fsdecode(content) if isinstance(content, bytes) else content
 
         with fenced(self.path):
             rows = self.connection.execute(query, [stored(value) for value in values])
-            tables = ({key: restored(key, row[key]) for key in row.keys()} for row in rows)  # noqa: SIM118 - a row is no dict
-            return [record_of(table, record_type) for table in tables]
+            tables = (map(restored, row.keys(), row) for row in rows)
+            return [record_of(dict(table), record_type) for table in tables]
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
         return self.add(SweepRecord(0, started, None, "running", code, tuple(files), {}))

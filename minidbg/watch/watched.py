@@ -153,7 +153,7 @@ class Watched:
     def rescan(self) -> None:
         began = time.monotonic()
         self.look_at_repros()
-        if self.settings.poll_s is None and not self.settings.once:  # one sweep alone needs no events
+        if self.settings.poll_s is None and not self.settings.once:  # a single sweep needs none
             try:
                 self.events.watch(self.roots, [str(one.absolute()) for one in self.paths])
             except OSError as error:

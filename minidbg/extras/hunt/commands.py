@@ -21,7 +21,6 @@ from minidbg.core.errors import BadSetting
 from minidbg.core.files import replace_file
 from minidbg.core.machine import HERE
 from minidbg.core.text import in_one_line
-from minidbg.repro.header import toml
 
 if TYPE_CHECKING:
     from minidbg.extras.hunt.hunting import Hunt
@@ -183,6 +182,7 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
     """Whether something that was tried works worse than the file says; a file that is missing is
     written. Raises BadSetting."""
     from minidbg.extras.hunt.judging import SampleResult
+    from minidbg.repro.header import toml
 
     states = {cell: state for cell, (state, _) in sorted(hunted.table().items())}
     known: dict[str, dict[str, str]] = {}

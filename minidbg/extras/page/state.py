@@ -67,7 +67,8 @@ class Page(View):
         except (OSError, ValueError) as error:
             script = f"# cannot be read: {error}"
         past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
-        return filled("details.html.j2", cells=cells, repro=repro, header=header, script=script, past=past)
+        values = {"cells": cells, "repro": repro, "header": header, "script": script, "past": past}
+        return filled("details.html.j2", **values)
 
 
 class HtmlFile(Page):
