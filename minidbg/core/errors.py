@@ -26,7 +26,7 @@ class MinidbgError(Exception):
 class TorchNameMissing(MinidbgError):
     """This torch does not have a private name that minidbg needs."""
 
-    advice = "'minidbg doctor' lists those that are missing; a newer minidbg may know this torch"
+    advice = "a newer minidbg may know this torch"
 
     def __init__(self, name: str, function: str, version: str) -> None:
         super().__init__(f"torch {version} has no {name}, which minidbg needs here ({function})")
