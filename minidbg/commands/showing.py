@@ -16,10 +16,6 @@ from minidbg.core.text import display_path, printable
 from minidbg.watch import settings as watching
 
 NAMED = click.argument("repro", type=REPRO)
-OUTPUT = click.option("-o", "--output", type=FILE, help="Write to FILE instead of stdout.")
-RUN_OPTION = click.option(
-    "--run/--no-run", default=True, show_default=True, help="Run the repro first, to confirm that it fails."
-)
 
 
 @click.command()
@@ -65,8 +61,8 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
 
 @click.command()
 @NAMED
-@OUTPUT
-@RUN_OPTION
+@click.option("-o", "--output", type=FILE, help="Write to FILE instead of stdout.")
+@click.option("--run/--no-run", default=True, show_default=True, help="Run the repro first, to see it fail.")
 @click.option("--keep-private", is_flag=True, help="Leave paths, user and host names as they are.")
 @click.option(
     "--versions/--no-versions",

@@ -50,15 +50,6 @@ def choice_of(members: type[enum.StrEnum]) -> click.Choice[str]:
     return click.Choice([str(member) for member in members])
 
 
-KIND_OPTION = click.option(
-    "--kind",
-    "kinds",
-    multiple=True,
-    type=choice_of(Kind),
-    help="List only repros of this kind of failure; may be repeated.",
-)
-
-
 @click.command("watch")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--devices", help="Devices to run on: cpu,cuda:1 or all; default: the device in each repro.")
@@ -159,7 +150,10 @@ def status(folder: Path | None, as_json: bool) -> None:
 
 @click.command("list")
 @FOLDER_ARGUMENT
-@KIND_OPTION
+@click.option(
+    "--kind", "kinds", multiple=True, type=choice_of(Kind),
+    help="List only repros of this kind of failure; may be repeated.",
+)  # fmt: skip
 @output.JSON_OPTION
 def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> None:
     """List the repros of FOLDER, and what was last seen of each.

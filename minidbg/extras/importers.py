@@ -34,13 +34,7 @@ from torch.export import ExportedProgram
 from minidbg import oracle, torch_internals, workers
 from minidbg.backends import run_as_module
 from minidbg.codegen import transport
-from minidbg.core.errors import (
-    BackendUnreachable,
-    MinidbgError,
-    NotReproduced,
-    UnknownBackend,
-    UnreadableRepro,
-)
+from minidbg.core import errors
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, CompilerFn, Context, Level
 from minidbg.fx.case import Case
@@ -76,7 +70,8 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
         outcomes.append(outcome)
     why = "; ".join(dict.fromkeys(outcome.in_words for outcome in outcomes))
     last = outcomes[-1] if outcomes else None
-    raise NotReproduced(f"{what} does not fail with {name or 'the backend'} here ({why})", last)
+    name = name or "the backend"
+    raise errors.NotReproduced(f"{what} does not fail with {name} here ({why})", last)
 
 
 def failure_head(error: object) -> str:
@@ -88,7 +83,7 @@ def failure_head(error: object) -> str:
 RANDOM = "the program was saved without example inputs; seeded random ones stand in"
 
 
-class UnreadableProgram(UnreadableRepro):
+class UnreadableProgram(errors.UnreadableRepro):
     """A file that is no program of ``torch.export``, or one that this torch cannot load."""
 
     advice = (
@@ -106,7 +101,7 @@ def read_exported(path: Path) -> ExportedProgram:
         if not zipfile.is_zipfile(path):
             raise UnreadableProgram(f"{path}: not an archive of torch.export")
         return torch_internals.load_exported(path)
-    except MinidbgError:
+    except errors.MinidbgError:
         raise
     except OSError as error:
         raise UnreadableProgram(f"{path}: {error.strerror or error}") from error
@@ -172,7 +167,7 @@ NOT_THE_FILES = frozenset({"compile_threads", "fake_tensor_allow_unsafe_data_ptr
 log = logging.getLogger("minidbg")
 
 
-class UnreadableTorchRepro(UnreadableRepro):
+class UnreadableTorchRepro(errors.UnreadableRepro):
     """A repro of torch's minifier that becomes no case; the message says why, with the line."""
 
     advice = "mend that by hand"
@@ -248,7 +243,7 @@ class Execution:
         while True:
             try:
                 run_as_module("__main__", "\n".join(lines), __file__=str(self.path))
-            except MinidbgError as error:
+            except errors.MinidbgError as error:
                 return str(error)
             except SystemExit as error:
                 if self.forms:
@@ -329,9 +324,9 @@ def own_backend(named: Any) -> ChosenBackend:
     process can have it."""
     try:
         if not isinstance(named, str) and not callable(named):
-            raise BackendUnreachable("torch had no name for it")
+            raise errors.BackendUnreachable("torch had no name for it")
         return backend_named(named)
-    except (UnknownBackend, BackendUnreachable) as error:
+    except (errors.UnknownBackend, errors.BackendUnreachable) as error:
         why = str(error).partition(". ")[0].partition("; ")[0]
         advice = "name it, or another one: --backend NAME, or module:attribute"
         raise UnreadableTorchRepro(f"its backend is {named!r}: {why}; {advice}") from error

@@ -20,14 +20,7 @@ from minidbg.core.literals import write_literal
 from minidbg.core.outcome import Signature, without_expressions
 from minidbg.core.run_spec import CallPath, Context, Level
 from minidbg.core.script_header import Header
-from minidbg.judge.signature import (
-    BUILDS_GUARDS,
-    CONTROL_SEQUENCE,
-    GUARD_FAILED,
-    NO_GUARDS,
-    VOLATILE,
-    meaningful_lines,
-)
+from minidbg.judge import signature as signatures
 from minidbg.repro.wording import is_dotted_name, mode_phrases
 from minidbg.torch_internals.devices import is_accelerator
 
@@ -119,7 +112,7 @@ class _ScriptJudge:
         """Whether plain integers among the inputs become symbols, as AOTAutograd makes them."""
         self.backward, self.attempts = self.spec.backward, self.spec.attempts
         self.modes, self.statements = split_phrases(self.spec.context)
-        self.is_about_guards = self.spec.expected.message == NO_GUARDS
+        self.is_about_guards = self.spec.expected.message == signatures.NO_GUARDS
         self.category, self.leaf = "", ""
         if self.kind.traits.compares:
             message = self.spec.expected.message or "output: float"
@@ -226,7 +219,7 @@ class _ScriptJudge:
         if message:
             patterns[:1] = [text_pattern(message)]
         if self.is_about_guards:  # the order of hashes decides which of three errors comes first
-            patterns = [BUILDS_GUARDS, GUARD_FAILED, *patterns]
+            patterns = [signatures.BUILDS_GUARDS, signatures.GUARD_FAILED, *patterns]
         return "|".join(dict.fromkeys(patterns))
 
     def said(self) -> str:
@@ -235,7 +228,7 @@ class _ScriptJudge:
         text = 'f"{type(_error).__name__}: {_error}"'
         if self.leaf or self.kind.traits.dies:
             return text
-        return f're.sub(r"{CONTROL_SEQUENCE}", "", {text})  # without colours'
+        return f're.sub(r"{signatures.CONTROL_SEQUENCE}", "", {text})  # without colours'
 
     @property
     def searched(self) -> str:
@@ -283,10 +276,10 @@ def text_pattern(message: str) -> str:
     is neither ASCII nor a letter.
     """
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
-    telling = meaningful_lines(message)
+    telling = signatures.meaningful_lines(message)
     line = lines[0] if not telling or len(telling) > 2 or telling[0] in lines else telling[0]
     line = line[: 10 * PATTERN_WIDTH]  # what replaces parts of it may take the square of its length
-    for pattern, replacement in VOLATILE:
+    for pattern, replacement in signatures.VOLATILE:
         wild = "%#" if replacement.startswith("%") else "#"
         line = re.sub(pattern, f"{replacement}#" if "\\1" in replacement else wild, line)
     line = " ".join(without_expressions(line).split())

@@ -27,7 +27,7 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict, is_expected
 from minidbg.core.text import display_path, last_line, plural
 from minidbg.history import HISTORY_FILE, Flip, Observation, Revision, open_or_begin_anew
-from minidbg.watch import events
+from minidbg.watch import events, views
 from minidbg.watch.events import Notice
 from minidbg.watch.files import are_stale, changes, digest_of_all
 from minidbg.watch.repros import Lock, Repro, contents_of, hidden_folder, home_of, read_repros
@@ -36,17 +36,6 @@ from minidbg.watch.settings import DEVICES_CALL, Devices, FailOn, WatchSettings,
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, INCONCLUSIVE, Decision, Job, Purpose, Transition, usual_seconds
 from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep
-from minidbg.watch.views import (
-    Announcer,
-    FlipCommands,
-    JsonLines,
-    PlainLines,
-    RunAll,
-    Stop,
-    View,
-    Wish,
-    log_in,
-)
 from minidbg.watch.watched import FileEvents, Watched
 from minidbg.workers import Ended, Pool, Request, Scripts, preload_for
 
@@ -67,7 +56,7 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = FilesChanged | DevicesChanged | Revised | Built | Future[Ended] | Wish
+Message: TypeAlias = FilesChanged | DevicesChanged | Revised | Built | Future[Ended] | views.Wish
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
 """Of this machine's pool and the inbox's ``put``: a pool with devices of other machines too."""
@@ -89,7 +78,7 @@ class Daemon:
         self,
         paths: Sequence[Path],
         settings: WatchSettings,
-        announce: Announcer,
+        announce: views.Announcer,
         inbox: Inbox,
         file_events: FileEvents,
         make_pool: Callable[[Path], Pool],
@@ -101,7 +90,7 @@ class Daemon:
         self.home = home_of(self.paths)
         self.lock = Lock(self.home)
         hidden = hidden_folder(self.home)
-        announce.views.append(JsonLines(log_in(hidden)))
+        announce.views.append(views.JsonLines(views.log_in(hidden)))
         self.history, notice = open_or_begin_anew(hidden / HISTORY_FILE, time.time())
         self.states = self.history.states()
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
@@ -197,9 +186,9 @@ class Daemon:
                 self.build_ended(message)
             case Revised(sweep, found):
                 self.history.set_revisions(sweep, found)
-            case RunAll():
+            case views.RunAll():
                 self.watched.ask_for_all()
-            case Stop(reason):
+            case views.Stop(reason):
                 self.announce(Notice(f"stopping: {reason}"))
                 self.status = 0
 
@@ -493,7 +482,7 @@ def judged(sweep: int, decision: Decision, repro: Repro) -> events.Judged:
 # The daemon with those who hear of its events
 
 
-MakeView: TypeAlias = Callable[[Callable[[str], None]], View]
+MakeView: TypeAlias = Callable[[Callable[[str], None]], views.View]
 """Of a function by which the view tells a person something."""
 
 
@@ -514,18 +503,18 @@ def run_daemon(
     def tell(text: str) -> None:
         inbox.put(Notice(text))
 
-    views = [make(tell) for make in more_views]
+    listeners = [make(tell) for make in more_views]
     if settings.on_flip:
-        views.append(FlipCommands(settings.on_flip, settings.folder, tell))
+        listeners.append(views.FlipCommands(settings.on_flip, settings.folder, tell))
     if as_json:
-        views.append(JsonLines(sys.stdout))
+        listeners.append(views.JsonLines(sys.stdout))
     elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
         from minidbg.watch.terminal import TerminalView
 
-        views.append(TerminalView(inbox.put))  # last: from here on errors would be written over
+        listeners.append(TerminalView(inbox.put))  # last: from here on errors would be written over
     else:
-        views.append(PlainLines(sys.stdout, every_result=settings.once))
-    announce = Announcer(views)
+        listeners.append(views.PlainLines(sys.stdout, every_result=settings.once))
+    announce = views.Announcer(listeners)
     # here the headers alone, so that the server imports torch while the scripts are parsed
     repros = read_repros(paths, Path(), parsed=False).values()
     backends = {repro.spec.backend.name for repro in repros}
@@ -551,7 +540,7 @@ def stop_on_signals(inbox: Inbox) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        inbox.put(Stop(signal.Signals(number).name))
+        inbox.put(views.Stop(signal.Signals(number).name))
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, handler)
