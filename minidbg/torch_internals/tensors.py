@@ -193,18 +193,6 @@ def is_of_a_saved_tensor_hook(error: Exception) -> bool:
     return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-@contextlib.contextmanager
-@private_or(nothing_around, since=(2, 13))
-def with_shape_env() -> Iterator[None]:
-    """A block where AOTAutograd, all sizes static, has a ShapeEnv: ``while_loop`` asks for one."""
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True))
-    with torch._guards.tracing(torch._guards.TracingContext(mode)):
-        yield
-
-
 @private
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """Inside, no fake, functional or proxy mode touches what is called."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from minidbg.core.run_spec import BackendRef, CompiledFn, CompilerFn, Level, Run
 from minidbg.core.settings import Settings
 from minidbg.fx.case import symbolic_dims
 from minidbg.fx.copying import copy_graph_module
-from minidbg.fx.effects import op_name
 from minidbg.torch_internals import compile_directly
 
 Backend: TypeAlias = str | CompilerFn
@@ -114,18 +112,13 @@ def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) 
 
 
 def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
-    loops = any(op_name(node) == "while_loop" for node in graph.graph.nodes)
-    around = torch_internals.with_shape_env() if loops else contextlib.nullcontext()
+    spec = RunSpec(BackendRef(link.name, "..."), level=link.level)
     with (
         torch_internals.compiling_alone(),
         torch_internals.outside_tracing(),
         torch_internals.preserving_thread_state(),
-        around,
     ):
-        if link.level is Level.ATEN:  # outside AOTAutograd, with fake inputs as from it
-            spec = RunSpec(BackendRef(link.name, "..."), level=Level.ATEN)
-            return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), spec)  # type: ignore[no-any-return]
-        return link.compiler(copy_graph_module(graph), list(args))
+        return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), spec)  # type: ignore[no-any-return]
 
 
 def is_symbolic_number(placeholder: fx.Node) -> bool:

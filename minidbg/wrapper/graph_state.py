@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.core.foreign import fence, is_of_a_signal_handler
+from minidbg.core.foreign import fence, is_of_a_signal_handler, message_of
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction
 from minidbg.core.run_spec import BackendRef, CompiledFn, Level, RunSpec
@@ -275,7 +275,7 @@ class GraphState:
             self.say_why_it_is_raised(error, report)
             raise error
         if not restored:
-            handle.warn_going_on(failure, report, "these results, and eager in later calls")
+            self.warn(failure, report, "these results, and eager in later calls")
             self.called_as_eager()
             return lambda *args: result
         self.warn(failure, report)
@@ -386,7 +386,7 @@ class GraphState:
                 report = self.report_on(failure)
                 add_line(error, report)
                 if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
-                    handle.warn_going_on(failure, report, "eager in later calls")
+                    self.warn(failure, report, "eager in later calls")
                     self.called_as_eager()
 
         around = functools.partial(self.record.during, Step.BACKWARD, link, ())
@@ -418,9 +418,18 @@ class GraphState:
     ) -> Failure:
         return Failure(self.untouched, tuple(values), self.links[self.position], kind, error, notes)
 
-    def warn(self, failure: Failure, report: Report) -> None:
-        later = self.links[self.position + 1 :]
-        handle.warn_going_on(failure, report, later[0].name if later else "eager")
+    def warn(self, failure: Failure, report: Report, then: str = "") -> None:
+        """Say once that a backend has failed and what the program goes on with."""
+        later = [*(link.name for link in self.links[self.position + 1 :]), "eager"]
+        handle.log.warning(
+            "minidbg: %s %s a graph (%s: %s); going on with %s. %s",
+            failure.link.name,
+            failure.kind.traits.warning,
+            type(failure.error).__name__,
+            message_of(failure.error).strip().partition("\n")[0][:200],
+            then or later[0],
+            report.line,
+        )
 
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
         """Put the report's line on ``error``; of AOTAutograd's graphs into the log, too, where

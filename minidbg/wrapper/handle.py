@@ -25,7 +25,7 @@ from minidbg import oracle, repro, torch_internals, workers
 from minidbg.core import environment
 from minidbg.core.errors import AccuracyError, MinidbgError, TorchNameMissing
 from minidbg.core.files import replace_file
-from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
+from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler, is_out_of_memory
 from minidbg.core.machine import Deadline
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings
@@ -34,9 +34,8 @@ from minidbg.fx.case import Case
 from minidbg.judge.run import without_modes
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.wrapper.budget import several_ranks
 from minidbg.wrapper.capture import Failure, case_of_failure, failure_digest, lost_note
-from minidbg.wrapper.process import PROCESS, Report
+from minidbg.wrapper.process import PROCESS, Report, several_ranks
 
 log = logging.getLogger("minidbg")
 SHARE = 0.5
@@ -270,18 +269,3 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
             raise
         return True
     return False
-
-
-def warn_going_on(failure: Failure, report: Report, then: str) -> None:
-    """Say once that a backend has failed and what the program goes on with."""
-    what = failure.kind.traits.warning
-    first = message_of(failure.error).strip().partition("\n")[0]
-    log.warning(
-        "minidbg: %s %s a graph (%s: %s); going on with %s. %s",
-        failure.link.name,
-        what,
-        type(failure.error).__name__,
-        first[:200],
-        then,
-        report.line,
-    )

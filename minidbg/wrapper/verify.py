@@ -33,7 +33,7 @@ from minidbg.judge.eager_runs import OTHER_SEED, left_by
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import gradient_sources, gradients_of, left_behind
 from minidbg.torch_internals.devices import generator_states
-from minidbg.wrapper import first_wrong, handle, verify_runs
+from minidbg.wrapper import handle, verify_runs
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS, GraphFacts
@@ -257,20 +257,12 @@ class Verification:
         log.debug("compiled_once_more")
         inside, wants = self.before, self.gradients is not None
         expected = inside.eager(backward=wants, may_refuse=True)
-        found: Difference | None = None
-
-        def is_right(left: dict[str, Any]) -> bool:
-            nonlocal found
-            found = self.difference(comparison_with(inside, self.spec, left, expected))
-            return found is None
-
         try:
-            actual = verify_runs.run_compiled_anew(inside, self.link, backward=wants, goes_on=is_right)
+            actual = verify_runs.run_compiled_anew(inside, self.link, backward=wants)
         except Exception as error:
             why = f"its random numbers could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
-        runs = comparison_with(inside, self.spec, actual, expected)
-        found = found or self.difference(runs)
+        found = self.difference(comparison_with(inside, self.spec, actual, expected))
         if found is None and self.gradients:
             # of healthy training nobody is told
             self.facts.left_out = (*self.facts.left_out, NUMBERS_OF_BACKWARD)
@@ -284,7 +276,7 @@ class Verification:
         message = message.replace(where, self.in_words(where), 1)
         error = AccuracyError(f"{self.link.name} gives wrong results: {message}", found)
         if where.startswith("output "):  # no value tells of gradients, nor who writes to an input
-            node = first_wrong.first_differing_node(self.before, self.link, self.spec)
+            node = verify_runs.first_differing_node(self.before, self.link, self.spec)
             if node is not None:
                 error.op, error.suspect_nodes = op_name(node), (node.name,)
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)

@@ -1,4 +1,5 @@
-"""A graph's inputs as before a call, runs of the graph on copies of them, why there may be none.
+"""A graph's inputs as before a call, runs of the graph on copies of them, why there may be none;
+and one run that returns each value, which shows the first that a backend gets wrong.
 
 Nothing of these runs reaches the user: tensors that may be written are copies, others aliases
 without autograd history, and gradients are asked for by ``torch.autograd.grad``, never accumulated.
@@ -7,8 +8,9 @@ without autograd history, and gradients are asked for by ``torch.autograd.grad``
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,16 +19,18 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
+from minidbg.codegen.size import call_nodes
 from minidbg.codegen.subclasses import is_constructed
+from minidbg.core.foreign import fence
 from minidbg.core.run_spec import RunSpec
 from minidbg.core.settings import Settings
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module, storage_key
 from minidbg.fx.effects import is_call
-from minidbg.fx.mutation import written_attributes
+from minidbg.fx.mutation import storages_of, written_arguments, written_attributes
 from minidbg.fx.randomness import Derandomized, draws_alone
 from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison, Difference, written_unseen
-from minidbg.judge.differences import are_close
+from minidbg.judge.differences import are_close, distance_between
 from minidbg.judge.run import Change, left_by_run, needs_gradient, unchanged
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
@@ -129,9 +133,8 @@ def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) 
         copied = frozenset(range(len(args)))
     with torch.inference_mode(False):
         inputs = with_copies(args, copied)
-    others = ((index, value) for index, value in enumerate(args) if index not in copied)
-    large = [(index, value) for index, value in others if has_plain_memory(value)]
-    sums = tuple((index, sum_of_bits(value)) for index, value in large)
+    large = {index: value for index, value in enumerate(args) if index not in copied}
+    sums = tuple((index, sum_of_bits(large[index])) for index in large if has_plain_memory(large[index]))
     return Before(own_attributes(graph), graph, inputs, written, copied, generator_states(args), sums)
 
 
@@ -169,23 +172,14 @@ def own_attributes(graph: fx.GraphModule) -> fx.GraphModule:
     return copy.deepcopy(graph) if written_attributes(graph) else graph
 
 
-def run_compiled_anew(
-    inside: Before,
-    link: Link,
-    *,
-    backward: bool,
-    goes_on: Callable[[dict[str, Any]], bool] = lambda left: True,
-) -> dict[str, Any]:
-    """What the graph leaves when ``link`` compiles it here and now. Raises what the backend raises.
-
-    No gradients unless ``goes_on`` is true of what the forward leaves: their code need not compile.
-    """
+def run_compiled_anew(inside: Before, link: Link, *, backward: bool) -> dict[str, Any]:
+    """What the graph leaves when ``link`` compiles it here and now. Raises what the backend raises."""
     graph = own_attributes(inside.graph)
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
     inputs = inside.fresh(everything=True)
     with torch_internals.restoring_counters():  # the backward is compiled when it runs
-        return left_by_run(compiled_fn, graph, inputs, backward=backward, goes_on=goes_on, may_refuse=True)
+        return left_by_run(compiled_fn, graph, inputs, backward=backward, may_refuse=True)
 
 
 def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | None:
@@ -202,6 +196,88 @@ def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | No
         inside.set_generators()
         results = clone_values(compiled_fn(*inputs))
     return fed.with_results(results)
+
+
+# ---- the first node whose value the backend gets wrong: a hint for people and for the reduction
+
+MOST_TAPPED = 500
+"""Calls of a graph that is compiled once more for this; a larger one is left to the reduction."""
+MEMORY_FACTOR = 12
+"""Three runs keep all values; and a hint is worth a quarter of what a verification may take."""
+
+
+def first_differing_node(inside: Before, link: Link, spec: RunSpec) -> fx.Node | None:
+    """The first node whose value differs when each is an output, beside the way to what the program
+    sees too; None where memory may not suffice."""
+    with fence("no_hint"):  # often the backend's, for another graph
+        tapped, nodes = with_taps(inside.graph)
+        examples = (node.meta.get("example_value") for node in inside.graph.graph.nodes)
+        sizes = sum(map(bytes_of_example, examples))
+        is_too_large = lack_of_memory(MEMORY_FACTOR * sizes, inside.inputs)
+        if not nodes or is_too_large or call_nodes(inside.graph) > MOST_TAPPED:
+            return None
+        part = replace(inside, graph=tapped)
+        both = run_compiled_anew(part, link, backward=False), part.eager(backward=False)
+        runs = comparison_with(part, spec, *({**run, "inputs_after": {}} for run in both))
+        if found := runs.difference([]):
+            return first_as_far_off(nodes, found["where"], runs.actual, runs.expected)
+    return None
+
+
+AS_FAR = 0.1
+"""Of a wrong value's error: what an earlier one on the way to it must be off by to be its cause.
+Rounding is far below."""
+
+
+def first_as_far_off(
+    nodes: Mapping[str, fx.Node], where: str, actual: Mapping[str, Any], expected: Mapping[str, Any]
+) -> fx.Node | None:
+    """The node of output ``where``, or the first on the way to it whose error is about as large.
+
+    That may have passed for rounding: a run in float64 has other constants (0.1 is another number
+    there), and rounds to other integers.
+    """
+    node = nodes.get(where)
+    if node is None:
+        return None
+    before, open_nodes = {node}, [node]
+    while open_nodes:
+        fresh = set(open_nodes.pop().all_input_nodes) - before
+        before |= fresh
+        open_nodes += fresh
+    pairs = zip(nodes.values(), actual["outputs"], expected["outputs"], strict=True)
+    errors = {one: node_error(value, exact) for one, value, exact in pairs if one in before}
+    least = AS_FAR * errors[node]
+    return next(one for one, error in errors.items() if one is node or error >= least > 0)
+
+
+def node_error(value: Tensor, exact: Tensor) -> float:
+    """How far off a result is in units of eager's; 0 for another form, or with nothing to round."""
+    if (value.shape, value.dtype) != (exact.shape, exact.dtype) or not exact.is_floating_point():
+        return 0.0
+    return math.inf if (value.isinf() & exact.isfinite()).any() else distance_between(value, exact)
+
+
+def with_taps(graph: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
+    """A copy of ``graph`` that returns every tensor it computes and never writes to; and which
+    output is which node's.
+
+    A view of memory that is written to counts as written: it would show what a later node has done.
+    """
+    tapped = copy_graph_module(graph)
+    calls = [node for node in tapped.graph.nodes if is_call(node)]
+    arguments = {argument for node in calls for argument in written_arguments(tapped, node)}
+    touched = {key for argument in arguments for key in (argument, *storages_of(argument))}
+    nodes = [
+        node
+        for node in calls
+        if isinstance(node.meta.get("example_value"), Tensor)
+        and touched.isdisjoint((node, *storages_of(node)))
+    ]
+    output = next(node for node in reversed(tapped.graph.nodes) if node.op == "output")
+    output.args = (tuple(nodes),)
+    tapped.recompile()
+    return tapped, {f"output {index}": node for index, node in enumerate(nodes)}
 
 
 # ---- why a graph is not verified: what must not run twice, or does not fit into memory

@@ -12,7 +12,8 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, get_type_hints
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack, get_type_hints
 
 from torch import fx
 
@@ -31,25 +32,20 @@ log = logging.getLogger("minidbg")
 OWN_NAME = "minidbg"
 
 
+@dataclass(eq=False, repr=False)
 class WrappedBackend:
     """A backend ``(gm, example_inputs) -> compiled_fn``, equal by backend, options and settings.
 
     Dynamo guards on the backend by ``==``: an object made each turn of a loop must not recompile.
     """
 
-    _tags: tuple[str, ...] = ()  # register_backend sets it
+    backends: tuple[Backend, ...]
+    options: Mapping[str, Any]
+    mode: str | None
+    settings: Settings
+    _tags: ClassVar[tuple[str, ...]] = ()  # register_backend sets it
 
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        options: Mapping[str, Any],
-        mode: str | None,
-        own_settings: Settings,
-    ) -> None:
-        self.backends = tuple(backends)
-        self.options = dict(options)
-        self.mode = mode
-        self.settings = own_settings
+    def __post_init__(self) -> None:
         self.__name__ = link_name(self.backends[0])
 
     @functools.cached_property
@@ -176,7 +172,7 @@ def wrap(
     Raises UnknownBackend, and BadSetting for an unknown setting or option or an invalid value.
     """
     backends = checked_backends(backend)
-    wrapped = WrappedBackend(backends, options or {}, mode, settings.of_call(given, WrapSettings))
+    wrapped = WrappedBackend(backends, dict(options or {}), mode, settings.of_call(given, WrapSettings))
     if options or mode:
         wrapped.links  # noqa: B018 - what inductor does not know fails now, not in the first call
     if environment.is_judging():

@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 import torch
 import wrong_results as planted
-from functorch.compile import make_boxed_func
 from support.new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
@@ -28,8 +26,8 @@ from minidbg.core.outcome import Direction, Kind
 from minidbg.judge.undefined import UndefinedResults
 from minidbg.wrapper import report_of, stats, wrap
 from minidbg.wrapper import verify as verify_module
-from minidbg.wrapper.first_wrong import MOST_TAPPED
 from minidbg.wrapper.verify import GRADIENTS_REFUSED
+from minidbg.wrapper.verify_runs import MOST_TAPPED
 
 pytestmark = pytest.mark.usefixtures("answers")
 
@@ -161,24 +159,6 @@ def test_a_bug_beside_random_numbers_is_found_in_a_graph_that_draws_none(answers
     [case] = answers.cases
     assert not any("dropout" in str(node.target) for node in case.graph_module.graph.nodes)
     assert "random numbers were recorded" in " ".join(case.provenance.notes)
-
-
-@pytest.mark.slow
-def test_no_backward_is_compiled_for_a_forward_that_is_wrong_beside_random_numbers() -> None:
-    """Whose graph is compiled once more, with the numbers as inputs."""
-    backwards: list[fx.GraphModule] = []
-
-    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        backwards.append(graph_module)
-        return make_boxed_func(graph_module.forward)
-
-    def backend(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        compiled = aot_autograd(fw_compiler=planted.wrong_compiler, bw_compiler=counted)
-        return planted.other_random_numbers_before(compiled(graph_module, example_inputs))
-
-    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
-    assert mismatch(model, torch.randn(4, 8), backend=backend).suspect_nodes == ("input_3",)
-    assert len(backwards) == 1
 
 
 class Tied(nn.Module):

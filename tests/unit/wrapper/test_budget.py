@@ -8,7 +8,7 @@ import torch
 from minidbg.core.foreign import is_out_of_memory
 from minidbg.core.outcome import Kind, Signature
 from minidbg.core.settings import Reduce, Settings
-from minidbg.wrapper.budget import ReductionBudget, several_ranks
+from minidbg.wrapper.process import ReductionBudget, several_ranks
 
 ONE = Signature(Kind.COMPILE, types=("ValueError",), message="one")
 OTHER = Signature(Kind.COMPILE, types=("ValueError",), message="other")
@@ -81,6 +81,13 @@ def test_out_of_memory_waits_unless_asked_and_is_known_by_type_or_by_the_text_of
         None,
     )
     assert [error for error in others if is_out_of_memory(error)] == []
+
+
+def test_a_missing_cpp_compiler_is_told_by_the_type_of_what_is_wrapped() -> None:
+    missing = type("InvalidCxxCompiler", (RuntimeError,), {})()
+    for error in (missing, around("inner_exception", around("__cause__", missing))):
+        assert "no C++ compiler is here" in grant(ReductionBudget(), error=error)[1]
+    assert grant(ReductionBudget(), error=RuntimeError("InvalidCxxCompiler"))[0] is Reduce.NOW
 
 
 @pytest.mark.parametrize(("size", "several"), [("1", False), ("2", True), ("", False), ("many", False)])

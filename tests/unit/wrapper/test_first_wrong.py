@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg.wrapper.first_wrong import first_as_far_off
+from minidbg.wrapper.verify_runs import first_as_far_off
 
 
 def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

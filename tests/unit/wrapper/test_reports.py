@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from minidbg.core.foreign import chain_of, is_of_a_signal_handler
-from minidbg.wrapper.budget import is_missing_compiler
 from minidbg.wrapper.process import Report, add_line, own_report, report_of, set_report
 
 REPORT = Report("3 -> 1 nodes; run: python r.py")
@@ -109,13 +108,6 @@ def test_a_notebook_and_ipython_show_the_part_of_the_script_that_is_about_the_fa
 def test_without_a_script_the_line_is_shown_alone(path: Path | None) -> None:
     report = Report("a line", path)
     assert (report._repr_markdown_(), shown(report)) == ("**minidbg**: a line", "minidbg: a line")
-
-
-def test_a_missing_cpp_compiler_is_told_by_the_type_of_what_is_wrapped() -> None:
-    missing = type("InvalidCxxCompiler", (RuntimeError,), {})()
-    assert is_missing_compiler(missing)
-    assert is_missing_compiler(wraps(raised_from(missing)))
-    assert not is_missing_compiler(RuntimeError("InvalidCxxCompiler"))
 
 
 def test_what_a_handler_of_a_signal_raises_is_told_from_what_is_raised_beside_it() -> None:
