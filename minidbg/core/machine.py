@@ -10,9 +10,10 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 
 class Machine(Protocol):
@@ -78,10 +79,8 @@ def busyness(machine: Machine = HERE) -> float:
     return min(MOST_BUSY, max(1.0, machine.load() / machine.processors()))
 
 
-class Clock(Protocol):
-    """Seconds that only grow. Whoever measures or waits is handed one."""
-
-    def __call__(self) -> float: ...
+Clock: TypeAlias = Callable[[], float]
+"""Seconds that only grow. Whoever measures or waits is handed one."""
 
 
 @dataclass(frozen=True, slots=True)

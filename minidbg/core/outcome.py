@@ -125,11 +125,6 @@ class Signature:
             parts += [f"{name}: expected {mine}, got {its}"] if mine != its else []
         return "; ".join(parts)
 
-    def is_shown_by(self, found: Signature) -> bool:
-        """Whether a run that showed ``found`` shows this failure. Crashes and hangs are the same by
-        their kind: stacks vary."""
-        return self.kind is found.kind if self.kind.traits.dies else self.matches(found)
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -175,11 +170,14 @@ class Outcome:
         """This outcome of a run, with the verdict it means for a case that expects ``expected``.
 
         A run that failed is ``reproduces`` when its signature matches, else ``changed``; without an
-        expectation every failure reproduces.
+        expectation every failure reproduces. Crashes and hangs are the same by their kind: stacks
+        vary.
         """
-        no_failure = (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID)
-        if self.signature is None or self.verdict in no_failure:
+        shown, no_failure = self.signature, (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID)
+        if shown is None or self.verdict in no_failure:
             return self
-        if expected is None or expected.is_shown_by(self.signature):
+        is_death = shown.kind.traits.dies
+        same_death = expected is not None and is_death and expected.kind is shown.kind
+        if expected is None or same_death or expected.matches(shown):
             return replace(self, verdict=Verdict.REPRODUCES)
-        return replace(self, verdict=Verdict(self.signature.kind.traits.otherwise))
+        return replace(self, verdict=Verdict(shown.kind.traits.otherwise))

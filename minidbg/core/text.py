@@ -54,12 +54,6 @@ def shrinkage(before: int, after: int) -> str:
     return f"{plural(after, 'node')}, {'nothing to remove' if after == 1 else 'none removed'}"
 
 
-def ordinal(number: int) -> str:
-    """``1st``, ``2nd``, ``11th``, of a number that counts from 1."""
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
-
-
 def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in [*signal.Signals] else f"signal {number}"
 

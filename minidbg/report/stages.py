@@ -27,7 +27,6 @@ from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import MALFORMED, plain, record_of
 from minidbg.core.run_spec import CallPath, Level
 from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, Header
-from minidbg.core.text import ordinal
 from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call
@@ -187,10 +186,8 @@ def bisected(report: StageReport, case: Case, run: Callable[..., Outcome]) -> St
     if found is None or found[1] is None:
         return replace(report, notes=("no single pass, lowering or option of it is at fault",))
     _, subsystem, number, detail = found
-    skipped = (
-        number is not None
-        and f"the {ordinal(number + 1)} of its {subsystem}{detail and f' ({detail})'} skipped"
-    )
+    place = f"{subsystem}{detail and f' ({detail})'}"
+    skipped = number is not None and f"number {number + 1} of its {place} skipped"
     return replace(report, passes=(skipped or f"{subsystem} changed",))
 
 

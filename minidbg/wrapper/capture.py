@@ -5,7 +5,6 @@ when the compiled function runs."""
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import sys
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from torch import fx, nn
 from minidbg import backends, torch_internals
 from minidbg.codegen.names import readable_name
 from minidbg.codegen.origins import user_line
-from minidbg.codegen.size import call_nodes, canonical_text
+from minidbg.codegen.size import call_nodes
 from minidbg.core.errors import AccuracyError, NothingLeadsThere
 from minidbg.core.foreign import fence
 from minidbg.core.kinds import Kind
@@ -76,12 +75,19 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
     if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
         notes.append(STAND_IN_NOTE)
     notes += [*rank_note(), *lost_note(failure)]
-    figures = failure.error.figures if isinstance(failure.error, AccuracyError) else {}
-    seen, program = signature(failure), name_of_program()
-    if call.backend.missing_backend and program:  # what is filled in may be imported from there
-        seen = also_imported(seen, program)
+    if isinstance(failure.error, AccuracyError):
+        figures = failure.error.figures
+        signature = record_of({"kind": "accuracy", **failure.error.signature}, Signature)
+    else:
+        figures, signature = {}, signature_of(failure.error, failure.kind, failure.direction)
+    # what is filled in may be imported from the program, as the module that others know
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    program = spec.name if spec is not None else Path(getattr(main, "__file__", None) or "").stem
+    if call.backend.missing_backend and program:
+        signature = also_imported(signature, program)
     call = call.with_spec(
-        signature=seen,
+        signature=signature,
         call=CallPath.DIRECT if failure.link.level is Level.ATEN else CallPath.TORCH_COMPILE,
         level=failure.link.level,
         backward=failure.direction is Direction.BACKWARD,
@@ -142,23 +148,6 @@ def reference_of_link(link: Link, settings: Settings) -> BackendRef:
     return link.references[settings]
 
 
-def signature(failure: Failure) -> Signature:
-    if isinstance(failure.error, AccuracyError):
-        return record_of({"kind": "accuracy", **failure.error.signature}, Signature)
-    return signature_of(failure.error, failure.kind, failure.direction)
-
-
-def name_of_program() -> str:
-    """The module as which others import the program; empty where it has no file."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    return spec.name if spec is not None else Path(getattr(main, "__file__", None) or "").stem
-
-
-def failure_digest(failure: Failure) -> str:
-    return hashlib.sha256(canonical_text(failure.graph_module).encode()).hexdigest()
-
-
 def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
     said = error_text(failure.error)
     where, line = user_line(failure.graph_module, said)
@@ -167,7 +156,7 @@ def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
         inputs=len(failure.inputs),
         captured_from=where,
         line=line,
-        message=message_head(said),
+        message="\n".join(said.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS],
         torch_version=torch.__version__,
         python_version=platform.python_version(),
         notes=tuple(notes),
@@ -185,10 +174,6 @@ def suspects(failure: Failure) -> Suspects:
         calls = [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
         return suspects_of(failure.error, calls)
     return ()
-
-
-def message_head(message: str) -> str:
-    return "\n".join(message.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS]
 
 
 def real_value(value: Any, seed: int) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from minidbg import oracle, repro, torch_internals, workers
+from minidbg.codegen.size import canonical_text
 from minidbg.core import environment
 from minidbg.core.errors import AccuracyError, MinidbgError, TorchNameMissing
 from minidbg.core.files import replace_file
@@ -34,7 +35,7 @@ from minidbg.fx.case import Case
 from minidbg.judge.run import without_modes
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.wrapper.capture import Failure, case_of_failure, failure_digest, lost_note
+from minidbg.wrapper.capture import Failure, case_of_failure, lost_note
 from minidbg.wrapper.process import PROCESS, Report, several_ranks
 
 log = logging.getLogger("minidbg")
@@ -87,7 +88,8 @@ def handling(values: Sequence[Any]) -> Iterator[None]:
 def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     """Make ``failure`` a case, ask the budget, ``respond``; a known one gets its first report."""
     case = case_of_failure(failure, settings)
-    key = (case.signature, case.backend.name, failure_digest(failure), settings)
+    digest = hashlib.sha256(canonical_text(failure.graph_module).encode()).hexdigest()
+    key = (case.signature, case.backend.name, digest, settings)
     if (known := PROCESS.reports.get(key)) is not None:
         return known
     budget, bug = PROCESS.budget, case.signature

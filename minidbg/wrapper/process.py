@@ -29,7 +29,6 @@ from minidbg.fx.ranks import rank_and_size
 from minidbg.wrapper.capture import Failure
 
 log = logging.getLogger("minidbg")
-STATS_VARIABLE = "MINIDBG_STATS"
 ATTRIBUTE = "minidbg_report"
 
 
@@ -265,7 +264,7 @@ def stats() -> Stats:
 @atexit.register
 def write_stats() -> None:
     """Append this process's line to the file ``MINIDBG_STATS`` names; each line stays whole."""
-    path = os.environ.get(STATS_VARIABLE)
+    path = os.environ.get("MINIDBG_STATS")
     found = stats()
     if path and found.graphs:
         line = json.dumps({**asdict(found), "pid": os.getpid()}) + "\n"

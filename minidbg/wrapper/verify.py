@@ -160,7 +160,9 @@ class Verification:
         expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:
             phase = torch_internals.backward_phase(self.backward_error)  # eager's backward runs
-            return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
+            kind, error = Kind(phase or "runtime"), self.backward_error
+            graph, inputs = inside.graph, inside.inputs
+            return Failure(graph, inputs, self.link, kind, error, (), Direction.BACKWARD)
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
         if isinstance(result, (tuple, list)):
@@ -271,15 +273,17 @@ class Verification:
     # ---- failures
 
     def mismatch(self, found: Difference, notes: tuple[str, ...] = ()) -> Failure:
-        where = found["where"]
+        where, inside = found["where"], self.before
         message = found["message"].replace("; against", "\nagainst")
         message = message.replace(where, self.in_words(where), 1)
         error = AccuracyError(f"{self.link.name} gives wrong results: {message}", found)
         if where.startswith("output "):  # no value tells of gradients, nor who writes to an input
-            node = verify_runs.first_differing_node(self.before, self.link, self.spec)
+            node = verify_runs.first_differing_node(inside, self.link, self.spec)
             if node is not None:
                 error.op, error.suspect_nodes = op_name(node), (node.name,)
-        return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
+        graph, inputs = inside.graph, inside.inputs
+        direction = Direction(error.signature["direction"])
+        return Failure(graph, inputs, self.link, Kind.ACCURACY, error, notes, direction)
 
     def in_words(self, where: str) -> str:
         named_input = re.search(r"\binput (\d+)\b", where)
@@ -292,12 +296,6 @@ class Verification:
         if index not in self.before.written:
             named = named.replace(" after the call", ", which eager leaves as it is,")
         return named
-
-    def failure(
-        self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()
-    ) -> Failure:
-        inside = self.before
-        return Failure(inside.graph, inside.inputs, self.link, kind, error, notes, direction)
 
 
 @contextlib.contextmanager

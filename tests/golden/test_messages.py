@@ -118,7 +118,7 @@ FIGURES = {
 STAGES = StageReport(
     {"eager": Verdict.GONE, "inductor": Verdict.REPRODUCES},
     "inductor",
-    ('the 4th of its lowerings (aten "cumsum") skipped',),
+    ('number 4 of its lowerings (aten "cumsum") skipped',),
 )
 
 MESSAGES: Mapping[str, Callable[[], str]] = {

@@ -23,14 +23,14 @@ GONE, REPRODUCES = Verdict.GONE, Verdict.REPRODUCES
 REPORT = StageReport(
     {"eager": GONE, "aot_eager": GONE, "aot_eager_decomp_partition": GONE, "inductor": REPRODUCES},
     "inductor",
-    passes=('the 4th of its lowerings (aten "cumsum") skipped', "one thread"),
+    passes=('number 4 of its lowerings (aten "cumsum") skipped', "one thread"),
     seconds=12.34,
     torch="2.13.0+cpu",
 )
 SENTENCES = {
     "inductor": (
         REPORT,
-        "eager, aot_eager and aot_eager_decomp_partition pass; inductor fails; passes with the 4th of its lowerings "
+        "eager, aot_eager and aot_eager_decomp_partition pass; inductor fails; passes with number 4 of its lowerings "
         '(aten "cumsum") skipped; passes with one thread',
     ),
     "AOTAutograd": (

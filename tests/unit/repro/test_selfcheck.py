@@ -87,7 +87,7 @@ def test_a_compiler_s_error_is_told_in_every_locale(locale, make_case):
         is_same = str(other) == str(compile_error("C", "tmp5"))
         assert script_recognises(text, other) is is_same
         found = [signature_of(one, "compile") for one in (error, other)]
-        assert found[0].is_shown_by(found[1]) is is_same
+        assert found[0].matches(found[1]) is is_same
 
 
 def test_another_face_of_a_failure_is_recognised_by_what_its_signature_kept(make_case):
