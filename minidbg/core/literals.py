@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import math
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 
@@ -21,7 +20,7 @@ class NotALiteral(Exception):
         super().__init__(f"{path or 'it'} is a {type(value).__module__}.{type(value).__qualname__}")
 
 
-def write_literal(value: object, path: str = "") -> str:
+def write_literal(value: Any, path: str = "") -> str:
     """The expression that gives ``value`` back where ``torch`` is imported.
 
     Plain Python literals, containers of them, torch's dtypes, devices, layouts and memory formats.
@@ -32,23 +31,30 @@ def write_literal(value: object, path: str = "") -> str:
     kind: Any = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if kind is float:
-        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"  # type: ignore[arg-type]
+        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
     if value is None or value is ... or kind in (bool, int, str, bytes):
         return repr(value)
-    if kind is complex and math.isfinite(abs(value)):  # type: ignore[arg-type]
+    if kind is complex and math.isfinite(abs(value)):
         return repr(value)
     if name in TORCH_TYPES:
         return str(value)
     if name == "torch.device":
         return f"torch.device({str(value)!r})"
     if name in BRACKETS:
-        return write_container(value, name, path)  # type: ignore[arg-type]
+        items = [write_literal(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        if name in ("builtins.set", "builtins.frozenset"):
+            items.sort()  # sets have no order of their own, the text shall have one
+            if not items:
+                return f"{kind.__name__}()"
+        opening, closing = BRACKETS[name]
+        comma = "," if name == "builtins.tuple" and len(items) == 1 else ""
+        return opening + ", ".join(items) + comma + closing
     if kind is dict:
-        items = (
+        pairs = (
             f"{write_literal(key, f'{path}.keys()')}: {write_literal(item, f'{path}[{key!r}]')}"
-            for key, item in value.items()  # type: ignore[attr-defined]
+            for key, item in value.items()
         )
-        return "{" + ", ".join(items) + "}"
+        return "{" + ", ".join(pairs) + "}"
     raise NotALiteral(value, path)
 
 
@@ -60,17 +66,6 @@ BRACKETS = {
     "builtins.frozenset": ("frozenset({", "})"),
     "torch.Size": ("torch.Size([", "])"),
 }
-
-
-def write_container(values: Iterable[Any], kind: str, path: str) -> str:
-    items = [write_literal(item, f"{path}[{index}]") for index, item in enumerate(values)]
-    if kind in ("builtins.set", "builtins.frozenset"):
-        items.sort()  # sets have no order of their own, the text shall have one
-        if not items:
-            return f"{kind.removeprefix('builtins.')}()"
-    opening, closing = BRACKETS[kind]
-    comma = "," if kind == "builtins.tuple" and len(items) == 1 else ""
-    return opening + ", ".join(items) + comma + closing
 
 
 def read_literal(text: str) -> Any:

@@ -16,7 +16,10 @@ from minidbg.core.kinds import UNSEEN, Kind, Traits
 from minidbg.core.outcome import Signature
 from minidbg.core.text import display_path
 
-PRECISIONS = {"bfloat16": 3e-2, "float16": 5e-3, "tf32": 5e-3}
+PRECISIONS = {
+    name: dict.fromkeys(("float32", "complex64"), (error, error))
+    for name, error in {"bfloat16": 3e-2, "float16": 5e-3, "tf32": 5e-3}.items()
+}
 """Relative and absolute error allowed where a backend has float32 in this precision by design."""
 HANG_LIMIT_S = 120.0
 """What a script of the kind hang gets when its header names no limit."""
@@ -98,10 +101,6 @@ def how_to_supply_backend(path: str | os.PathLike[str], missing_backend: str) ->
         f"graph whose backend is to be filled in, {missing_backend}: edit `backend = ...` in "
         f"{shown}, or give it one: minidbg reduce {shown} --backend MODULE:EXPRESSION"
     )
-
-
-def in_precision(name: str) -> dict[str, tuple[float, float]]:
-    return dict.fromkeys(("float32", "complex64"), (PRECISIONS[name], PRECISIONS[name]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import platformdirs
 from minidbg.core import script_header
 from minidbg.core.errors import BadSetting, nearest
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular
-from minidbg.core.run_spec import PRECISIONS, in_precision
+from minidbg.core.run_spec import PRECISIONS
 
 DEFAULT_FOLDER = Path("minidbg_repros")
 VALUE_LIMIT_BYTES = 1024**3
@@ -147,7 +147,7 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
                 f"no such precision{nearest(value, PRECISIONS)}; must be one of {words}, "
                 "or a mapping by dtype: {'float16': (1e-2, 1e-3)}"
             )
-        value = in_precision(value)
+        value = PRECISIONS[value]
     if not isinstance(value, str | Mapping):
         raise ValueError("must be a mapping by dtype: {'float16': (1e-2, 1e-3)}")
     if isinstance(value, str):

@@ -20,7 +20,7 @@ import torch
 
 from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.run_spec import PRECISIONS, Level, RunSpec, in_precision
+from minidbg.core.run_spec import PRECISIONS, Level, RunSpec
 from minidbg.judge.death import outcome_of_death, printed
 from minidbg.judge.run import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
 from minidbg.workers import run_python
@@ -220,7 +220,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(name, action="store_true")
     options = parser.parse_args(argv)
     if options.tolerances and options.tolerances[0] in PRECISIONS:
-        options.tolerances = in_precision(options.tolerances[0])
+        options.tolerances = PRECISIONS[options.tolerances[0]]
     elif options.tolerances:
         try:
             relative, absolute = map(float, options.tolerances)

@@ -10,7 +10,7 @@ import pytest
 
 from minidbg.core import settings
 from minidbg.core.errors import BadSetting
-from minidbg.core.run_spec import in_precision
+from minidbg.core.run_spec import PRECISIONS
 from minidbg.core.settings import OnFailure, Reduce, Settings, Verify
 
 
@@ -120,8 +120,8 @@ def test_values_arrive_in_their_own_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
 def test_tolerances_may_name_the_precision_that_a_backend_computes_in(tmp_path: Path, precision: str) -> None:
     found = load(tmp_path, project="[tool.minidbg]\ntolerances = 'tf32'\n")
-    assert found.allowed == in_precision("tf32")
-    assert load(tmp_path, environ={"MINIDBG_TOLERANCES": precision}).allowed == in_precision(precision)
+    assert found.allowed == PRECISIONS["tf32"]
+    assert load(tmp_path, environ={"MINIDBG_TOLERANCES": precision}).allowed == PRECISIONS[precision]
 
 
 def test_an_unknown_precision_names_those_there_are(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import fx
 
 from minidbg import repro
 from minidbg.core.outcome import Direction, Kind, Signature, Verdict
-from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec, in_precision
+from minidbg.core.run_spec import PRECISIONS, BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge import run
@@ -44,7 +44,7 @@ def test_a_margin_is_the_root_of_the_excess_between_1_and_10() -> None:
         (planted.wrong_relu, {"float16": (0.1, 0.1)}, Verdict.REPRODUCES),
         (planted.wrong_relu, {"any": (0.1, 0.1), "float32": (1e-6, 1e-6)}, Verdict.REPRODUCES),
         (planted.computes_in_bfloat16, {}, Verdict.REPRODUCES),
-        (planted.computes_in_bfloat16, in_precision("bfloat16"), Verdict.GONE),
+        (planted.computes_in_bfloat16, PRECISIONS["bfloat16"], Verdict.GONE),
     ],
 )
 def test_tolerances_and_a_precision_by_design_are_part_of_the_case(

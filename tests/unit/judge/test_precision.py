@@ -12,7 +12,7 @@ from open_answers import Open
 from torch import Tensor, nn
 from torch.nn import functional
 
-from minidbg.core.run_spec import in_precision
+from minidbg.core.run_spec import PRECISIONS
 from minidbg.judge.compare import DEFAULT_SPEC, Comparison
 from minidbg.judge.run import gradient_sources, gradients_of, left_behind
 
@@ -88,7 +88,7 @@ def run(function: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str
 
 
 def judged(program: Program, actual: dict[str, Any], precision: str = "") -> dict[str, Any] | None:
-    spec = replace(DEFAULT_SPEC, tolerances=in_precision(precision) if precision else {})
+    spec = replace(DEFAULT_SPEC, tolerances=PRECISIONS[precision] if precision else {})
     return Comparison(actual, program.eager(), program.eager, spec).difference([])
 
 
