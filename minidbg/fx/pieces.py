@@ -4,7 +4,7 @@ changes, parts of tuple values."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeGuard
@@ -191,14 +191,12 @@ def _without(value: Any, gone: Set[fx.Node]) -> Any:
     return type(value)([_without(part, gone) for part in rest])
 
 
-def first_tensor(fact: Fact) -> Path | None:
-    """Where the first tensor of a tuple value is."""
+def parts_of(fact: Fact, path: Path = ()) -> Iterator[tuple[Path, Fact]]:
+    """The parts of a tuple value, tuples in it opened, each with its place; of another, itself."""
+    if fact.type is not FactType.TUPLE:
+        yield path, fact
     for index, part in enumerate(fact.parts):
-        if part.type is FactType.TENSOR:
-            return (index,)
-        if part.type is FactType.TUPLE and (path := first_tensor(part)) is not None:
-            return (index, *path)
-    return None
+        yield from parts_of(part, (*path, index))
 
 
 def part_of(value: Any, path: Path) -> Any:
