@@ -7,8 +7,7 @@ where the one before has not explained the difference:
 
 1. What differs from eager by no more than ``torch.testing.assert_close`` allows is right. The
    absolute tolerance there is for values of size 1: it shrinks with the largest value of the leaf.
-   What other leaves hold says nothing, but where no float64 run stands beside the leaf, or the leaf
-   is zero: then the largest of all outputs (or all gradients) stands in.
+   What other leaves hold says nothing.
 2. ``Tag.FLOAT64``: the program in float64. Eager's distance from it is eager's own error, and the
    compiled result may be ten times as far at one element, two or three times as far in the root
    mean square. An element whose own error is a thousand times smaller excuses nothing and is
@@ -66,7 +65,6 @@ TOLERANCES = {
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 UNSTEADY = "eager differs from itself, or may with other random numbers"
-FEW_ROUNDINGS = 3  # other roundings, where neither luck nor a decision explains a difference
 MOST_MARGIN = 10.0
 NEVER_EXCUSED = ("dtype", "device")
 DECIDED = "what rounding decides"
@@ -141,7 +139,7 @@ def mismatch(
     The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer,
     bool, float, requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for
     values also ``index``, ``actual``, ``expected``, ``wrong`` of ``elements``, ``excess`` (the
-    largest margin at which it still counts), ``max_abs``, ``max_rel``, ``allowed``,
+    largest margin at which it still counts), ``error`` and ``allowed`` in units of ``unit``,
     ``rmse_compiled`` and ``rmse_eager``. Raises CannotCompare when a leaf cannot be judged and
     nothing else differs.
     """
@@ -164,12 +162,10 @@ def mismatch(
             return difference
     finally:
         if unjudged is not None:
-            unjudged |= {where for where, steady in judge.steady.items() if not steady}
             unjudged |= {where for where, part in judge.left_out.items() if part == where}
+            unjudged |= judge.steady.keys() - set(filter(judge.steady.get, judge.steady))
         if notes is not None:
-            left_out = (where for where, steady in judge.steady.items() if not steady)
-            notes += [f"{where} is not judged: {UNSTEADY}" for where in left_out]
-            notes += judge.undefined()
+            notes += judge.notes()
     if refusal:
         raise refusal
     return None
@@ -191,7 +187,6 @@ class _Judge:
         self.steady: dict[str, bool] = {}
         self.left_out: dict[str, str] = {}
         self.decided: dict[str, str] = {}
-        self.scales: dict[str, float] = {}
 
     def is_steady(self, where: str) -> bool:
         if where not in self.steady:
@@ -216,37 +211,32 @@ class _Judge:
                     self.left_out[where] = where
         return where not in self.left_out
 
-    def undefined(self) -> list[str]:
-        """A sentence for each leaf left out in part, as torch does not define it; one for many."""
+    def notes(self) -> list[str]:
+        """A sentence for each leaf that is left out, or a part of it; one for many."""
+        unsteady = [where for where, is_steady in self.steady.items() if not is_steady]
         undefined = ", ".join(self.eager_runs.sensitivity.undefined) or DECIDED
         sentences: list[str] = []
-        for leaves, what in ((self.left_out, undefined), (self.decided, DECIDED)):
-            parts = list(leaves.values())
-            reason = f"not judged: torch does not define {what}"
+        for parts, why in (
+            (unsteady, UNSTEADY),
+            ([*self.left_out.values()], f"torch does not define {undefined}"),
+            ([*self.decided.values()], f"torch does not define {DECIDED}"),
+        ):
             if len(parts) > FEW_LEFT_OUT:
                 results = f"{parts[0]} and {len(parts) - 1} other results are"
-                sentences.append(f"{results} {reason}")
+                sentences.append(f"{results} not judged: {why}")
             else:
-                sentences += [f"{part} is {reason}" for part in parts]
+                sentences += [f"{part} is not judged: {why}" for part in parts]
         return sentences
 
-    def tolerance(self, leaf: Leaf, *, is_measured: bool = True) -> tuple[float, float, float]:
-        """Relative, absolute, relative to float64; ``is_measured``: the leaf has a float64 run."""
+    def tolerance(self, leaf: Leaf) -> tuple[float, float, float]:
+        """Relative, absolute, relative to float64."""
         dtype = leaf.value.dtype if isinstance(leaf.value, torch.Tensor) else torch.float32
         relative, absolute, rounding = default_tolerance(dtype)
         given = self.tolerances.get(_short_name(dtype), self.tolerances.get("any"))
         if given is not None and rounding:
             return *given, given[0]
-        own = largest(leaf.value) if is_measured and isinstance(leaf.value, torch.Tensor) else 0.0
-        return relative, absolute * (min(own, 1.0) or self.scale(leaf.role)), rounding
-
-    def scale(self, role: str) -> float:
-        """The largest finite value in eager's leaves of this role, at most 1; 1 if all are zero."""
-        if role not in self.scales:
-            values = (leaf.value for leaf in self.expected.values() if leaf.role == role)
-            sizes = (largest(value) for value in values if _are_plain(value, value))
-            self.scales[role] = min(max(sizes, default=0.0), 1.0) or 1.0
-        return self.scales[role]
+        own = largest(leaf.value) if isinstance(leaf.value, torch.Tensor) else 0.0
+        return relative, absolute * (min(own, 1.0) or 1.0), rounding
 
     def leaf(self, where: str, actual: Leaf | None, expected: Leaf | None) -> Difference | None:
         if actual is None or expected is None:
@@ -291,8 +281,6 @@ class _Judge:
         if are_close(a, e, rtol, atol) or not self.is_steady(where):
             return None
         reference, again = (self.eager_runs.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
-        if reference is None:
-            tolerance = self.tolerance(leaf, is_measured=False)
         runs = [] if again is None else [again]
         undefined = torch.zeros_like(e, dtype=torch.bool)
 
@@ -317,13 +305,12 @@ class _Judge:
             if elements.wrong is None and count:
                 break
         noise = self.eager_runs.members(Tag.NOISE) if elements.wrong else ()
-        for count, other in enumerate(noise, 1):
+        for other in noise:
             value = _in_place_of(e, other, where)
             if _can_stand_for(value, e):
                 runs.append(value)
                 elements = difference()
-            luck = elements.may_be_luck or self.eager_runs.sensitivity.decides
-            if elements.wrong is None or (count >= FEW_ROUNDINGS and not luck):
+            if elements.wrong is None:
                 break
         if elements.decided:
             self.decided[where] = f"{where} ({elements.decided} of {e.numel()} elements)"

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 # How much farther from float64 than eager's the result may be, as in torch._dynamo.utils.same.
-FACTOR = 2.0  # root mean square over the tensor
-FACTOR_NOISY = 3.0  # the same for half precision, or below NOISY_BELOW elements: chance weighs more
+FACTOR = 3.0  # root mean square over the tensor; there, 2 for large ones in float32
 FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
-NOISY_BELOW, TINY = 1000, 10
+TINY = 10
 FACTOR_PEAK = 10.0  # each element against the worst one like it: a mean hides a single wrong one
 LIKE = 10  # binary orders by which the own errors of elements like each other differ: 1,024 times
 ROUNDINGS = 16  # at most, of each element alone: products have them, sums that cancel have not
@@ -28,9 +27,6 @@ class Elements(NamedTuple):
     """Category (nan, inf, integer, bool, float), worst element, figures, ``text``; or None."""
     decided: int
     """How many differ and are not judged: in eager too, rounding decides about them."""
-    may_be_luck: bool = False
-    """Whether other elements of the tensor are as far off in eager as the wrong ones are: more runs
-    may show these to be, too."""
 
 
 def wrong_elements(
@@ -60,32 +56,25 @@ def wrong_elements(
         own.add(a, e, r, rest)
     if reference is not None and own.is_of_roundings:
         near = min(near[0], ROUNDINGS * own.eps), near[1]
-    errors = own.figures(_factor(expected.numel(), expected.dtype), near)
-    wrong, odd, largest_abs, largest_rel, decided = _Count(), _Count(), 0.0, 0.0, 0
-    may_be_luck = True
+    compiled, eager, whole = own.as_a_whole(FACTOR if expected.numel() > TINY else FACTOR_TINY, near)
+    wrong, odd, decided = _Count(), _Count(), 0
     for start, (a, e, r, *rest) in _chunks(*values):
         finite = a.isfinite() & e.isfinite()
         known = finite & r.isfinite()
         off, size = _distance(a, e, finite), _size(e, finite)
-        largest_abs = max(largest_abs, float(off.max()))
-        largest_rel = max(largest_rel, float(torch.where(size > 0, off / size, 0.0).max()))
         excess = _ratio(off, relative * size + absolute)
         error, peak, is_decided = own.allowed(e, rest)
         if _has_floats(e):
             allowed = near[0] * _size(r, known) + near[1] + FACTOR_PEAK * peak
             from_float64 = _ratio(_distance(a, r, known), allowed)
-            as_a_whole = torch.full_like(off, errors["as_a_whole"]).masked_fill(is_decided, 0.0)
+            as_a_whole = torch.full_like(off, whole).masked_fill(is_decided, 0.0)
             explained = torch.minimum(excess, torch.maximum(from_float64, as_a_whole))
             excess = torch.where(known, explained, excess)
-        elif expected.dtype in (
-            torch.bool,
-            torch.int64,
-        ):  # no distance of indices: what is decided may be any
+        elif expected.dtype in (torch.bool, torch.int64):  # of indices: they have no distance
             excess = excess.masked_fill(is_decided, 0.0)
         else:
             excess = torch.where(is_decided, _ratio(off, FACTOR_PEAK * error), excess)
         decided += int((is_decided & (off > 0) & (excess <= margin)).sum())
-        may_be_luck &= not (off[excess > margin] > FACTOR_PEAK * own.largest).any()
         wrong.add(start, excess, off, margin)
         if not finite.all():
             differs = _differ(a, e)
@@ -108,18 +97,12 @@ def wrong_elements(
         category = "nan"
     figures = {"index": list(at), "actual": _number(value), "expected": _number(wanted)}
     figures |= {"excess": _finite(worst.most), "wrong": worst.number, "elements": expected.numel()}
-    if worst is wrong:
-        figures |= {"max_abs": _finite(largest_abs), "max_rel": _finite(largest_rel)}
     if category == "float":
         figures |= _float_figures(_wide(value), _wide(wanted), worst.allowed, usual)
     if reference is not None and worst is wrong:
-        keys = ("rmse_compiled", "rmse_eager", "rmse_allowed")
-        figures |= {key: _finite(errors[key]) for key in keys}
-    return Elements(
-        {"category": category, **figures, "text": _sentence(category, expected, figures)},
-        decided,
-        may_be_luck,
-    )
+        figures |= {"rmse_compiled": _finite(compiled), "rmse_eager": _finite(eager)}
+    text = _sentence(category, expected, figures)
+    return Elements({"category": category, **figures, "text": text}, decided)
 
 
 class _OwnError:
@@ -139,8 +122,7 @@ class _OwnError:
         self.relative = 0.0
         """The largest own error in units of its element."""
         self.compiled = self.eager = self.size = 0.0
-        self.number = 0
-        self.whole = self.largest = 0.0
+        self.number, self.whole = 0, 0.0
 
     def of(self, e: Tensor, others: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The own error of each element, and whether rounding decides about it."""
@@ -151,18 +133,11 @@ class _OwnError:
             return error, error > 0
         return error, error > self.decided_from * (_size(e, e.isfinite()) + self.usual)
 
-    def add(
-        self,
-        a: Tensor,
-        e: Tensor,
-        r: Tensor,
-        others: Sequence[Tensor],
-    ) -> None:
+    def add(self, a: Tensor, e: Tensor, r: Tensor, others: Sequence[Tensor]) -> None:
         error, decided = self.of(e, others)
         known = a.isfinite() & e.isfinite() & r.isfinite() & ~decided
         self.number += int(known.sum())
         self.whole = math.hypot(self.whole, _norm(error))
-        self.largest = max(self.largest, float(error.max()))
         self.compiled = math.hypot(self.compiled, _norm(_distance(a, r, known)))
         self.eager = math.hypot(self.eager, _norm(torch.where(known, error, 0.0)))
         self.size = math.hypot(self.size, _norm(_size(r, known)))
@@ -186,18 +161,14 @@ class _OwnError:
         """Whether eager is a few roundings off each element, or exact, in all runs."""
         return self.relative <= ROUNDINGS * self.eps
 
-    def figures(self, factor: float, near: tuple[float, float]) -> dict[str, float]:
-        """Root mean square errors of the elements that rounding does not decide about."""
+    def as_a_whole(self, factor: float, near: tuple[float, float]) -> tuple[float, float, float]:
+        """Root mean square errors, the backend's and eager's, of the elements that rounding does not
+        decide about, and how many times more than allowed the backend's is."""
         root = math.sqrt(max(self.number, 1))
         limit = (near[0] * self.size + factor * self.eager) / root + near[1]
         compiled = self.compiled / root
         is_off = compiled == math.inf or compiled > limit == 0
-        return {
-            "rmse_compiled": compiled,
-            "rmse_eager": self.eager / root,
-            "rmse_allowed": limit,
-            "as_a_whole": math.inf if is_off else compiled / (limit or 1.0),
-        }
+        return compiled, self.eager / root, math.inf if is_off else compiled / (limit or 1.0)
 
 
 def _exponents(error: Tensor) -> Tensor:
@@ -263,14 +234,9 @@ def is_noise(one: Tensor, two: Tensor, error: float = 0.0) -> bool:
     """
     if not _has_floats(one):
         return torch.equal(one, two)
-    noise = size = 0.0
-    for _, (x, y) in _chunks(one, two):
-        finite = x.isfinite() & y.isfinite()
-        if _differ(x, y).any():
-            return False
-        noise = math.hypot(noise, _norm(_distance(x, y, finite)))
-        size = math.hypot(size, _norm(_size(x, finite)))
-    return noise <= max(math.sqrt(torch.finfo(one.dtype).eps), error) * size
+    if any(_differ(x, y).any() for _, (x, y) in _chunks(one, two)):
+        return False
+    return distance_between(two, one) <= max(math.sqrt(torch.finfo(one.dtype).eps), error)
 
 
 def are_close(a: Tensor, e: Tensor, relative: float, absolute: float) -> bool:
@@ -284,9 +250,7 @@ def are_close(a: Tensor, e: Tensor, relative: float, absolute: float) -> bool:
 def far_apart(one: Tensor, two: Tensor, relative: float, absolute: float) -> Tensor:
     if not _has_floats(two):
         return one != two
-    one, wide = _wide(one), _wide(two)
-    far = ~torch.isclose(one, wide, relative, absolute, equal_nan=True) | _differ(one, wide)
-    return far.to(two.device)
+    return ~torch.isclose(_wide(one), _wide(two), relative, absolute, equal_nan=True).to(two.device)
 
 
 def largest(value: Tensor) -> float:
@@ -295,13 +259,6 @@ def largest(value: Tensor) -> float:
         return 0.0
     parts = _chunks(value, change=_computable)
     return max(float(_size(part, part.isfinite()).max()) for _, (part,) in parts)
-
-
-def _factor(elements: int, dtype: torch.dtype) -> float:
-    if elements <= TINY:
-        return FACTOR_TINY
-    is_half = dtype in (torch.float16, torch.bfloat16)
-    return FACTOR_NOISY if elements < NOISY_BELOW or is_half else FACTOR
 
 
 def _number(value: Tensor) -> Any:

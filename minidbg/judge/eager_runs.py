@@ -16,7 +16,7 @@ import torch
 
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 from minidbg.judge.differences import (
-    FACTOR_NOISY,
+    FACTOR,
     _rms,
     distance_between,
     far_apart,
@@ -59,8 +59,6 @@ class Sensitivity:
 
     is_open: bool = True
     """Whether torch leaves a result undefined."""
-    decides: bool = True
-    """Whether any op takes a decision by a float, which rounding may turn."""
     draws: bool = False
     """Whether the program draws random numbers, which would be others in float64."""
     coarsest: float = 0.0
@@ -147,11 +145,7 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
                 raise
             raise CannotCompare("it draws random numbers, and eager fails with others") from error
         return
-    sensitivity.decides, sensitivity.coarsest, sensitivity.is_open = (
-        mode.decides,
-        mode.coarsest,
-        bool(mode.met),
-    )
+    sensitivity.coarsest, sensitivity.is_open = mode.coarsest, bool(mode.met)
     # another thread may have moved the generator
     sensitivity.draws = mode.may_draw and not all(
         torch.equal(states.get(name, now), now) for name, now in generator_states(())
@@ -235,7 +229,7 @@ def moved(run: Any, usual: Any, expected: torch.Tensor, relative: float, absolut
 def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
     if _are_plain(one, two) and one.dtype is two.dtype:
         error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
-        return is_noise(one, two, FACTOR_NOISY * error)
+        return is_noise(one, two, FACTOR * error)
     if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
         return not (_are_plain(one, one) or _are_plain(two, two))  # not comparable, so no noise
     return bool(one == two or (one != one and two != two))

@@ -121,9 +121,6 @@ def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else real
 
 
-NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
-
-
 class RoundingNoise(PerturbedEager):
     """While active, rounds last bits at random (Monte Carlo arithmetic), as another compiler does.
 
@@ -160,12 +157,12 @@ class RoundingNoise(PerturbedEager):
         made = self.in_parts(func, args, kwargs)
         if made is not NotImplemented:
             return made
-        is_exact = name not in ROUNDING and (name not in ARITHMETIC or all(map(has_few_bits, args)))
+        is_exact = name not in ROUNDING and all(map(has_few_bits, args))
         terms = args[TERMS[name]] if name in TERMS and len(args) > TERMS[name] else None
         result = func(*args, **kwargs)
         schema = func._schema
         returns = [one.alias_info for one in schema.returns]
-        if name in NO_ARITHMETIC or any(alias and not alias.is_write for alias in returns):
+        if any(alias and not alias.is_write for alias in returns):
             return result  # a view of what is off already
         results = result if isinstance(result, (tuple, list)) else (result,)
         chooses = name in EXACT or any(x in OF_EXTREMES for x in args if isinstance(x, str | float))
@@ -268,15 +265,6 @@ tanh
 """
 ROUNDING = frozenset(NAMED_ROUNDING.split())
 """Ops that every library rounds in its own way."""
-NAMED_ARITHMETIC = """
-add addcdiv addcmul cumprod cumsum div dot index_add lerp linalg_vector_norm linear mean mul
-native_batch_norm native_group_norm native_layer_norm norm pow prod reciprocal rsub scatter_add sqrt
-std sub sum var
-"""
-ARITHMETIC = frozenset(NAMED_ARITHMETIC.split()).union(TERMS)
-"""Ops whose result depends on the order of the operations, unless their arguments have few bits."""
-
-
 NAMED_EXACT = """
 abs amax amin aminmax cat ceil clamp clamp_max clamp_min clone constant_pad_nd copysign cummax
 cummin diag_embed embedding fill flip floor fmax fmin full full_like gather hardtanh index
@@ -286,6 +274,7 @@ neg ones ones_like reflection_pad1d reflection_pad2d reflection_pad3d relu repea
 replication_pad2d replication_pad3d roll round select_backward select_scatter slice_backward
 slice_scatter sgn sign sort stack take threshold threshold_backward topk tril triu trunc
 unsafe_index where zero zeros zeros_like
+arange rename requires_grad resize set
 """
 EXACT = frozenset(NAMED_EXACT.split())
 """Ops that move values, choose among them or round to integers: no backend has other last bits."""

@@ -1,8 +1,4 @@
-"""Runs a model in eager, then through a backend, as a ``RunSpec`` says, and answers an ``Outcome``.
-
-Stands on torch, the standard library and ``core``: other interpreters judge with it that have a
-torch and nothing of ours.
-"""
+"""Runs a model in eager, then through a backend, as a ``RunSpec`` says, and answers an ``Outcome``."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from minidbg.core.foreign import first_line_of, is_of_a_signal_handler
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.records import record_of
 from minidbg.core.run_spec import CallPath, Context, RunSpec
+from minidbg.fx.effects import tensors_in
 from minidbg.judge.compare import Comparison
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.signature import (
@@ -32,7 +29,6 @@ from minidbg.judge.signature import (
     phase_of,
     signature_of,
 )
-from minidbg.judge.undefined import unperturbed
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import preserving_thread_state, without_autocast
 
@@ -287,7 +283,7 @@ def left_by_run(
     """
     sources = gradient_sources(model, inputs) if backward else {}
     outputs = function(*inputs)
-    devices.synchronize((*inputs, *leaves_of(outputs)))
+    devices.synchronize((*inputs, *tensors_in(outputs)))
     left = left_behind(outputs, model, inputs, {})
     try:
         gradients = gradients_of(outputs, sources, lambda: goes_on(left))
@@ -328,7 +324,7 @@ def gradients_of(
 ) -> dict[str, Any]:
     """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run
     draws; none unless it ``goes_on``."""
-    roots = [(index, root) for index, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
+    roots = [(index, root) for index, root in enumerate(tensors_in(outputs)) if root.requires_grad]
     if not (roots and sources):
         return {}
     cotangents = [cotangent_for(root, index) for index, root in roots]
@@ -342,26 +338,22 @@ def gradients_of(
 
 
 def cotangent_for(root: torch.Tensor, index: int) -> torch.Tensor:
+    """Of few bits, so that no run which rounds otherwise has others."""
     if root.layout is torch.jagged:  # a ragged size is no number
         made = torch.zeros_like(root.detach())
         made.values().copy_(cotangent_for(made.values(), index))
         return made
     random = torch.Generator().manual_seed(COTANGENT_SEED + index)
-    dtype = torch.complex64 if root.is_complex() else torch.float32
-    with unperturbed():
-        values = torch.randn(root.shape, generator=random, dtype=dtype, device="cpu")
-        return values.to(root.device, root.dtype)
+    shape = (*root.shape, 2) if root.is_complex() else root.shape
+    sizes = torch.randint(1, 64, shape, generator=random, device="cpu")
+    signs = torch.randint(2, shape, generator=random, device="cpu") * 2 - 1
+    values = (sizes * signs).to(torch.float32) / 16
+    values = torch.view_as_complex(values) if root.is_complex() else values
+    return values.to(root.device, root.dtype)
 
 
 def needs_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def leaves_of(value: Any) -> list[Any]:
-    items = list(value.values()) if isinstance(value, dict) else value
-    if not isinstance(items, (tuple, list)):
-        return [value]
-    return [leaf for item in items for leaf in leaves_of(item)]
 
 
 @contextlib.contextmanager

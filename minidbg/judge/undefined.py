@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,29 +30,14 @@ def within(mode: Callable[[], Any], function: Any) -> Any:
     return run
 
 
-_THREAD = threading.local()
-
-
-@contextmanager
-def unperturbed() -> Iterator[None]:
-    """A block that no eager run changes: what it makes is given to the program, no result of it."""
-    _THREAD.is_unperturbed = True
-    try:
-        yield
-    finally:
-        _THREAD.is_unperturbed = False
-
-
 class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
-    Afterwards ``decides`` says whether any op took a decision by a float, which rounding may turn,
-    ``may_draw`` whether any may draw random numbers, and ``coarsest`` is the largest rounding step,
-    relative, of the dtypes of results.
+    Afterwards ``may_draw`` says whether any may draw random numbers, and ``coarsest`` is the largest
+    rounding step, relative, of the dtypes of results.
     """
 
     supports_higher_order_operators = True
-    decides = False
     may_draw = False
     coarsest = 0.0
 
@@ -63,8 +46,6 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(_THREAD, "is_unperturbed", False):
-            return func(*args, **kwargs)
         if not hasattr(func, "overloadpacket"):
             # of higher order; the mode is off in here, so its bodies bring it
             return func(*map(self.around, args), **kwargs)
@@ -73,13 +54,10 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         result = self.called(func, name, args, kwargs)
         last = result[-1] if isinstance(result, (tuple, list)) and result else result
-        whole = not (isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()))
-        of_floats = any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in args)
-        self.decides |= name in STEPS or (whole and of_floats)
         draws = torch.Tag.nondeterministic_seeded in func.tags
         # an op of the program's own may draw without saying so
         self.may_draw |= draws or func.namespace not in TAGGED
-        if not whole:
+        if isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()):
             self.coarsest = max(self.coarsest, torch.finfo(last.dtype).eps)
         return result
 
@@ -111,15 +89,6 @@ class ZeroFilled(PerturbedEager):  # type: ignore[no-untyped-call]
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         result = super().called(func, name, args, kwargs)
         return result.zero_() if name in EMPTY.split() else result
-
-
-# Ops with steps in values or gradients, beside those making integers, bools or numbers of floats.
-NAMED_STEPS = """
-floor ceil round trunc frac sign sgn fmod remainder heaviside relu leaky_relu prelu_kernel clamp
-clamp_min clamp_max hardtanh hardswish hardsigmoid hardshrink softshrink threshold abs amax amin
-maximum minimum
-"""
-STEPS = frozenset(NAMED_STEPS.split())
 
 
 class UndefinedResults(PerturbedEager):
@@ -183,13 +152,6 @@ class UndefinedResults(PerturbedEager):
         return self.filled(
             result, ~fits.to(result.device), "casts of floats to integers that cannot hold them"
         )
-
-    def divide(self, func: Any, given: dict[str, Any]) -> Any:
-        by_zero = torch.as_tensor(given["other"]) == 0
-        result = func(**given)
-        if result.is_floating_point() or result.is_complex():
-            return result
-        return self.filled(result, by_zero.to(result.device), "integer division by zero")
 
     def shift(self, func: Any, given: dict[str, Any]) -> Any:
         by = torch.as_tensor(given["other"])
@@ -305,7 +267,6 @@ RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
     name.strip("_"): rule
     for names, rule in {
         "_to_copy copy convert_element_type": UndefinedResults.cast,
-        "div floor_divide remainder fmod": UndefinedResults.divide,
         "bitwise_left_shift bitwise_right_shift lshift rshift ilshift irshift": UndefinedResults.shift,
         ORDERED: UndefinedResults.choose,
         "cummax cummin": UndefinedResults.running,

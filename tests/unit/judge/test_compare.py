@@ -186,7 +186,7 @@ def wrong() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "no relative error of about 0": row(
             pair(0.5, 1.0, 2.0), pair(1e-17, 1.0, 2.0), says="differs: absolute error 5.0e-01 at [0]"
         ),
-        "very large numbers": row(HUGE * 2, HUGE, HUGE, max_rel=1.0),
+        "very large numbers": row(HUGE * 2, HUGE, HUGE, index=[0]),
         "beside the noise of eager's runs": row(AGAIN[2] * 1.01, AGAIN[0], None, AGAIN[1], category="float"),
         "noise in one run": row(AGAIN[2], AGAIN[0], category="float"),
         "quantized": row(quantized(ONES + 1), quantized(ONES), category="float"),
@@ -309,7 +309,8 @@ def test_small_gradients_are_judged_by_their_own_size_and_noise_beside_large_one
     assert mismatch(gradient(x=2 * small), gradient(x=small)) is not None
     large, noise = random(100), random(8, seed=1) * 1e-9
     eager = gradient(weight=large, bias=noise)
-    assert mismatch(gradient(weight=large, bias=-7 * noise), eager) is None
+    rounded = [gradient(weight=large, bias=random(8, seed=seed) * 1e-9) for seed in range(2, 10)]
+    assert mismatch(gradient(weight=large, bias=-noise), eager, EagerRuns({Tag.NOISE: rounded})) is None
 
 
 FLOATS = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128"
