@@ -112,7 +112,7 @@ class _Cloner:
             clone = value.detach()
         elif value.is_conj() or value.is_neg():
             clone = _clone_of_lazy(value.detach())
-        elif not (plain or torch_internals.is_freed(value)) or (plain and self._is_simple(value)):
+        elif not (plain or torch_internals.is_freed(value)):
             clone = value.detach().clone()
         else:
             mode: Any = torch.inference_mode if value.is_inference() else torch.no_grad
@@ -124,16 +124,6 @@ class _Cloner:
             return clone
         clone.requires_grad_()
         return clone if value.is_leaf else self._with_history(clone, value)
-
-    def _is_simple(self, value: Tensor) -> bool:
-        """Whether a plain clone keeps all there is: most inputs, and several times faster."""
-        return (
-            self._change is None
-            and value.is_contiguous()
-            and not value.is_inference()
-            and self._members[self._keys[id(value)]] == 1
-            and value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        )
 
     def _on_new_storage(self, value: Tensor) -> Tensor:
         key = self._keys[id(value)], self._change and value.dtype
