@@ -34,6 +34,7 @@ from minidbg.core.machine import HERE, NEVER, Deadline
 from minidbg.workers import leftovers
 from minidbg.workers.child import Ended, JsonValue, end_of, kill_group, process_has_ended
 from minidbg.workers.entry import fingerprints
+from minidbg.workers.interpreter import run_python
 from minidbg.workers.kernel_cache import CACHE_VARIABLE
 
 Question = Mapping[str, Any]
@@ -43,7 +44,6 @@ Ctrl-C does), ``folder`` (the child may ask this server, and has a folder in tha
 (see ``call_in_fork``), ``files``, the names of what is sent along (``stdin`` is the child's);
 ``warmup``, and the surroundings that the child has: ``cwd``, ``environ``, ``path`` (None: the
 server's own)."""
-LONGEST_POLL_S = 3600.0
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
 LEAST_ROOM_BYTES = 1 << 30
@@ -131,12 +131,12 @@ class Submit(Protocol):
 class Asked(Future[Ended]):
     """A question under way, whose answer comes on a socket. ``ends`` completes how it ended."""
 
-    until = float("inf")
-    """When it is given up, by the monotonic clock."""
-
-    def __init__(self, answer: socket.socket, ends: Callable[[Ended], Ended] = lambda ended: ended) -> None:
+    def __init__(
+        self, answer: socket.socket, until: float, ends: Callable[[Ended], Ended] = lambda ended: ended
+    ) -> None:
+        """``until``: when it is given up, by the monotonic clock."""
         super().__init__()
-        self.answer, self.ends, self.data = answer, ends, bytearray()
+        self.answer, self.until, self.ends, self.data = answer, until, ends, bytearray()
 
     @property
     def is_under_way(self) -> bool:
@@ -151,7 +151,7 @@ class Asked(Future[Ended]):
             poll.register(self.answer, select.POLLIN)
             if seconds <= 0:
                 self.end(Ended(timed_out=True, seconds=time.monotonic() - began))
-            elif poll.poll(min(seconds, LONGEST_POLL_S) * 1000):
+            elif poll.poll(seconds * 1000):
                 piece = b""
                 with contextlib.suppress(ConnectionError):
                     piece = self.answer.recv(1 << 20)
@@ -248,7 +248,8 @@ class Standby:
 
     def __init__(self, answer: socket.socket, order: int) -> None:
         """``order`` is what it reads as its stdin."""
-        self.asked, self.order = AskedHere(answer), order
+        self.asked = AskedHere(answer, time.monotonic() + LONGEST_WAIT_S)
+        self.order = order
 
     @classmethod
     def started(
@@ -444,7 +445,8 @@ class Server:
             shutil.rmtree(folder, ignore_errors=True)
             return replace(ended, stderr_tail=ended.stderr_tail + ended.error, files=loaded)
 
-        asked = kind(put(self.control, question, files), ends)
+        seconds = request.deadline.left(SERVER_START_LIMIT_S + request.seconds) + LATE_ANSWER_S
+        asked = kind(put(self.control, question, files), time.monotonic() + seconds, ends)
         if standby is not None:
             standby.let_go()
         return asked
@@ -572,9 +574,26 @@ def start_server() -> Server:
 
 def submit_to_server(request: Request) -> AskedHere:
     """Have a child of this process's server do it. Raises OSError when no process can be made."""
-    asked = start_server().ask(AskedHere, request)
-    seconds = request.deadline.left(SERVER_START_LIMIT_S + request.seconds)
-    asked.until = time.monotonic() + seconds + LATE_ANSWER_S
+    return start_server().ask(AskedHere, request)
+
+
+def submit(request: Request) -> Future[Ended]:
+    """Have a child of this process do it. A program in its own interpreter is waited for here: the
+    future is done. A question that is not for a fork of this process's server has a server that
+    nobody has asked or warmed up before."""
+    if request.fork is not None:
+        return submit_to_server(request)
+    if request.call:
+        server = Server()
+        asked: Future[Ended] = server.ask(AskedHere, replace(request, fork=Warmup()))
+        asked.add_done_callback(lambda _: server.end())
+        return asked
+    asked = Future()
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        asked.set_result(run_python(
+            request.argv, seconds=request.seconds, memory_bytes=request.memory_bytes,
+            cwd=folder, env=request.env,
+        ))  # fmt: skip
     return asked
 
 

@@ -1,11 +1,11 @@
-"""What runs in an interpreter that is already there: a script as ``__main__``, or a question. The
-standard library only, since it is started as a plain file too.
+"""What runs a script as ``__main__`` in an interpreter that is already there. The standard library
+only, since it is started as a plain file too.
 
     entry.py MODULE ...     import the modules, then do what the order says, a line of JSON on stdin
 
 An order is ``{"argv": [script, ...], "cwd": folder}``, for the script as ``python script ...``
-would run it; the same with ``files``, the path where to write which files it has loaded (a run of
-watch's); or a question (``client.call_in_interpreter``). The end of stdin ends the process.
+would run it; or the same with ``files``, the path where to write which files it has loaded (a run
+of watch's). The end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import json
 import linecache
 import os
 import runpy
-import signal
 import stat
 import sys
 import traceback
@@ -168,17 +167,6 @@ def freezing_imports() -> Iterator[None]:
         gc.enable()
 
 
-def answer_question(order: Mapping[str, Any]) -> None:
-    """Answer a question: print each text it notes after ``phase``, then the answer as last line."""
-    sys.path[:] = order["path"]
-    from minidbg.workers import child, server
-
-    child.die_with_parent(signal.SIGKILL, order["parent"])
-    function = server.function_named(order["call"])
-    said = function(order["argument"], lambda text: print("phase", text, flush=True))
-    print("\n" + json.dumps(said), flush=True)
-
-
 def main(*modules: str) -> int:
     with freezing_imports():
         for name in modules:
@@ -191,9 +179,6 @@ def main(*modules: str) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of this file
-    if "call" in order:
-        answer_question(order)
-        return 0
     os.chdir(order["cwd"])
     if "files" in order:
         return run_script(order)

@@ -308,12 +308,24 @@ def is_a_preparation_alone(folder: Path) -> None:
     is_answered(folder)
 
 
+def has_a_server_of_its_own(folder: Path) -> None:
+    """Nothing was asked of it before; it ends with the question, also where that hangs."""
+    kept = workers.start_server().pid
+    pair = [
+        workers.submit(replace(one, fork=None))
+        for one in (request("echoes", value=2), replace(request("hangs", pid=str(folder / "pid")), seconds=2))
+    ]
+    answered, hung = (one.result() for one in pair)
+    assert (answered.value, answered.note, hung.timed_out, hung.note) == (2, "heard", True, "asleep")
+    assert [child.pid for child in psutil.Process().children()] == [kept]
+
+
 ENDINGS = (
     is_answered, crashes_in_c, raises_in_the_child, is_not_there, is_in_no_module, passes_its_time, passes_its_memory,
     is_cut_off_by_its_deadline, is_cancelled, is_interrupted, hears_the_first_interrupt,
     asks_two_at_once_of_which_one_crashes, is_killed_while_its_question_hangs,
     passes_its_time_while_its_question_hangs, loses_its_supervisor, loses_its_server, loses_the_program,
-    loses_all_at_once, sends_a_descriptor, is_a_preparation_alone,
+    loses_all_at_once, sends_a_descriptor, is_a_preparation_alone, has_a_server_of_its_own,
 )  # fmt: skip
 
 
