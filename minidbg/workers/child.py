@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
@@ -56,7 +56,7 @@ class Ended:
     stdout: str = ""
     """What a program wrote to stdout."""
     seconds: float = 0.0
-    files: tuple[str, ...] | None = None
+    files: Sequence[str] | None = None
     """What a run under watch loaded beyond the server's files; None if it died before saying."""
     lost: bool = False
     """The server died under it, so it says nothing about what was run."""

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self, TextIO, TypeVar
+from typing import Any, BinaryIO, Protocol, Self, TextIO
 
 from minidbg.core import environment
 from minidbg.core.machine import HERE, NEVER, Deadline
@@ -40,8 +40,8 @@ from minidbg.workers.kernel_cache import CACHE_VARIABLE
 Question = Mapping[str, Any]
 """``call`` (``module:function``), ``argument`` (None: nothing is run, and nothing answered),
 ``seconds``, ``memory_bytes``, ``interrupts`` (a first byte of the asker interrupts the function, as
-Ctrl-C does), ``folder`` (the child may ask this server, and has a folder in that one), ``program``
-(see ``call_in_fork``), ``files``, the names of what is sent along (``stdin`` is the child's);
+Ctrl-C does), ``asks`` (the child may ask this server), ``program`` (see ``call_in_fork``; either
+has a ``folder`` of its own), ``files``, the names of what is sent along (``stdin`` is the child's);
 ``warmup``, and the surroundings that the child has: ``cwd``, ``environ``, ``path`` (None: the
 server's own)."""
 MEMORY = Path("/dev/shm")
@@ -51,8 +51,6 @@ LATE_ANSWER_S = 4.0
 """Beyond a question's end: for its last words, and for the supervisor to say how it ended."""
 LONGEST_WAIT_S = 86400.0
 """Of a standby, until its script is named."""
-STANDBY_GRACE_S = 5.0
-"""For the supervisor to end what was late."""
 SERVER_START_LIMIT_S = 300.0
 """For the imports; the time limit of a question begins after them."""
 LONGEST_END_S = 8.0
@@ -129,21 +127,22 @@ class Submit(Protocol):
 
 
 class Asked(Future[Ended]):
-    """A question under way, whose answer comes on a socket. ``ends`` completes how it ended."""
+    """A question under way, whose answer comes on a socket. Who waits for it reads, so that the
+    process that asks gets no thread; unless one thread reads, and others hear of it."""
 
-    def __init__(
-        self, answer: socket.socket, until: float, ends: Callable[[Ended], Ended] = lambda ended: ended
-    ) -> None:
-        """``until``: when it is given up, by the monotonic clock."""
+    has_reader = False
+
+    def __init__(self, answer: socket.socket, until: float, last_words: Callable[[], str] = str) -> None:
+        """``until``: when it is given up, by the monotonic clock. ``last_words`` of the server."""
         super().__init__()
-        self.answer, self.until, self.ends, self.data = answer, until, ends, bytearray()
+        self.answer, self.until, self.last_words, self.data = answer, until, last_words, bytearray()
 
     @property
     def is_under_way(self) -> bool:
         return self.answer.fileno() >= 0
 
-    def wait(self) -> None:
-        """Read the answer, whose end is the end of the question; in one thread alone."""
+    def read(self) -> None:
+        """Read the answer, whose end is the end of the question."""
         began = time.monotonic()
         while self.is_under_way:
             seconds = self.until - time.monotonic()
@@ -159,40 +158,30 @@ class Asked(Future[Ended]):
                 if not piece:
                     self.end(Ended(**json.loads(self.data)) if self.data else Ended(lost=True))
 
+    def read_in_a_thread(self) -> Self:
+        self.has_reader = True
+        threading.Thread(target=self.read, name="minidbg-run", daemon=True).start()
+        return self
+
     def end(self, ended: Ended) -> None:
         self.answer.close()
-        ended = self.ends(ended)
         if self.set_running_or_notify_cancel():
-            self.set_result(ended)
-
-    def interrupt(self) -> None:
-        """Have it end, or, where it ``interrupts``, interrupt its function; from any thread."""
-        with contextlib.suppress(OSError):
-            self.answer.sendall(b"!")
-
-    def cancel(self) -> bool:
-        self.interrupt()
-        return super().cancel()
-
-
-AnyAsked = TypeVar("AnyAsked", bound=Asked)
-
-
-class AskedHere(Asked):
-    """One that who waits for it reads, so that the process that asks gets no thread."""
+            self.set_result(replace(ended, error=self.last_words()) if ended.lost else ended)
 
     def result(self, timeout: float | None = None, on_interrupt: Callable[[], object] | None = None) -> Ended:
-        """How it ended, which is waited for here. Raises OSError where it is lost, and
+        """How it ended. Where that is waited for here, raises OSError for what is lost, and
         KeyboardInterrupt, which ends it: the first one is passed on, after a call of
         ``on_interrupt``, where that is there."""
+        if self.has_reader:
+            return super().result(timeout)
         try:
-            self.wait()
+            self.read()
         except KeyboardInterrupt:
             if on_interrupt is None:
                 raise
             on_interrupt()
             self.interrupt()
-            self.wait()
+            self.read()
         finally:
             if self.is_under_way:  # an interrupt, or a time limit of the program's own
                 self.cancel()
@@ -202,9 +191,15 @@ class AskedHere(Asked):
             raise OSError(": ".join(filter(None, words)))
         return ended
 
+    def interrupt(self) -> None:
+        """Have it end, or, where it ``interrupts``, interrupt its function; from any thread."""
+        with contextlib.suppress(OSError):
+            self.answer.sendall(b"!")
+
     def cancel(self) -> bool:
+        self.interrupt()
         is_cancelled = super().cancel()
-        if self.is_under_way:
+        if self.is_under_way and not self.has_reader:
             self.end(Ended(lost=True))
         return is_cancelled
 
@@ -238,9 +233,9 @@ def stream_to_the_user() -> Iterator[TextIO]:
         yield stream
 
 
-class Standby:
+class Standby(Asked):
     """An interpreter that imports while something else goes on, for one script: ``python script``,
-    without the wait for its imports. It is ended by ``close``, and with the server that started it.
+    without the wait for its imports. It ends with its block, and with the server that started it.
 
     It is an interpreter of its own, with a hash seed of its own: what follows from the order of a
     set, or from what else was imported, is otherwise there than in the forks asked before.
@@ -248,35 +243,8 @@ class Standby:
 
     def __init__(self, answer: socket.socket, order: int) -> None:
         """``order`` is what it reads as its stdin."""
-        self.asked = AskedHere(answer, time.monotonic() + LONGEST_WAIT_S)
+        super().__init__(answer, time.monotonic() + LONGEST_WAIT_S)
         self.order = order
-
-    @classmethod
-    def started(
-        cls, ahead: StandbyPlan, put: Callable[[Question, Mapping[str, int]], socket.socket]
-    ) -> Standby:
-        """``put`` hands a question to the server that starts it. Raises OSError."""
-        stdin, order = os.pipe()
-        env = {**ahead.env, "PYTHONHASHSEED": str(int.from_bytes(os.urandom(3)) + 1)}
-        question = {
-            "call": f"{SERVER}:become", "seconds": LONGEST_WAIT_S, "memory_bytes": None,
-            "program": True, "argument": {"modules": list(ahead.modules), "env": env},
-        }  # fmt: skip
-        try:
-            return cls(put(question, {"stdin": stdin}), order)
-        finally:
-            os.close(stdin)
-
-    @property
-    def files(self) -> dict[str, int]:
-        """What another process needs to have it, which this one then lets go."""
-        return {"standby": self.asked.answer.fileno(), "order": self.order}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self, argv: Sequence[str], *, seconds: float) -> Callable[[], Ended | None]:
         """Run ``python *argv`` in it, once, from an empty folder.
@@ -284,37 +252,32 @@ class Standby:
         The function waits for its end, at most ``seconds`` from now; None where the interpreter was
         ended under it.
         """
-        work = tempfile.TemporaryDirectory(prefix="minidbg-run-")
         # while it waited: that says nothing of the script
-        was_ended = bool(select.select([self.asked.answer], [], [], 0)[0])
-        order = json.dumps({"argv": list(argv), "cwd": work.name})
+        was_ended = bool(select.select([self.answer], [], [], 0)[0])
         with contextlib.suppress(BrokenPipeError):
-            os.write(self.order, order.encode() + b"\n")
+            os.write(self.order, json.dumps({"argv": list(argv)}).encode() + b"\n")
         began = time.monotonic()
-        self.asked.until = began + seconds
+        self.until = began + seconds
 
         def end() -> Ended | None:
-            with work, contextlib.suppress(OSError):  # its server has ended
-                ended = self.asked.result()
+            with contextlib.suppress(OSError):  # its server has ended
+                ended = self.result()
                 if not (was_ended or ended.error):
                     return replace(ended, seconds=time.monotonic() - began)
             return None
 
         return end
 
-    def cancel(self) -> None:
-        self.asked.interrupt()
-
     def let_go(self) -> None:
-        self.asked.answer.close()
+        self.answer.close()
         os.close(self.order)
 
-    def close(self) -> None:
-        if not self.asked.done():
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_under_way:
             self.cancel()
-            self.asked.until = time.monotonic() + STANDBY_GRACE_S
-            with contextlib.suppress(OSError):
-                self.asked.result()
         self.let_go()
 
 
@@ -385,7 +348,7 @@ class Server:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.pid = None
 
-    def surroundings(self, *, one_thread: bool = False) -> dict[str, Any]:
+    def surroundings(self) -> dict[str, Any]:
         """This process's folder, ``sys.path`` and environment, as far as a judge is to have it."""
         environ = environment.for_judge(environment.FORKABLE)
         return {"cwd": os.getcwd(), "path": import_path(), "environ": environ}
@@ -394,7 +357,7 @@ class Server:
         """Have it prepare itself for such questions, without a wait. Before that it starts an
         interpreter for the script the first writes. Raises OSError when no process can be made."""
         self.start()
-        if ahead is not None and self.standby is None:
+        if ahead is not None:
             with contextlib.suppress(OSError):  # who needs it starts one
                 self.standby = self.start_standby(ahead)
         question = {**self.surroundings(), "call": call, "warmup": asdict(warmup), "argument": None}
@@ -407,46 +370,43 @@ class Server:
     def start_standby(self, plan: StandbyPlan) -> Standby:
         """An interpreter started by it: the one that was started ahead, once. Raises OSError."""
         self.start()
-        here = {**self.surroundings(), "warmup": None}
-        return self.take_standby() or Standby.started(
-            plan, lambda question, files: put(self.control, {**here, **question}, files)
-        )
+        if (standby := self.take_standby()) is not None:
+            return standby
+        stdin, order = os.pipe()
+        env = {**plan.env, "PYTHONHASHSEED": str(int.from_bytes(os.urandom(3)) + 1)}
+        question = {
+            **self.surroundings(), "call": f"{SERVER}:become", "warmup": None,
+            "argument": {"modules": list(plan.modules), "env": env}, "program": True,
+            "seconds": LONGEST_WAIT_S, "memory_bytes": None,
+        }  # fmt: skip
+        try:
+            return Standby(put(self.control, question, {"stdin": stdin}), order)
+        finally:
+            os.close(stdin)
 
-    def ask(self, kind: type[AnyAsked], request: Request) -> AnyAsked:
+    def ask(self, request: Request) -> Asked:
         """Have a child of it do it. Raises OSError when no process can be made."""
         self.start()
         call, argument, files = request.call, dict(request.argument), dict[str, int]()
-        folder = leftovers.make_temporary_folder("run", self.home) if request.argv else None
-        if folder is not None:
+        if request.argv:
             call, argument = f"{SERVER}:run", {
-                "argv": request.argv, "cwd": str(folder), "fresh": request.fork is None,
+                "argv": request.argv, "fresh": request.fork is None, "nice": request.nice,
                 "one_thread": request.one_thread, "recompiled": request.recompiled,
-                "nice": request.nice, "files": str(folder / "files.json"),
             }  # fmt: skip
         if request.stream is not None:
             files["stream"] = request.stream
         standby = self.take_standby() if request.asks else None
         if standby is not None:
-            files |= standby.files
+            files |= {"standby": standby.answer.fileno(), "order": standby.order}
         question = {
-            **self.surroundings(one_thread=request.one_thread), "call": call, "argument": argument,
-            "warmup": request.fork and asdict(request.fork), "seconds": request.seconds,
-            "memory_bytes": request.memory_bytes, "interrupts": request.interrupts,
-            "program": bool(request.argv),
-            "folder": tempfile.mkdtemp(prefix="asker-", dir=self.folder) if request.asks else "",
+            **self.surroundings(), "call": call, "argument": argument, "seconds": request.seconds,
+            "warmup": request.fork and asdict(request.fork), "memory_bytes": request.memory_bytes,
+            "interrupts": request.interrupts, "program": bool(request.argv), "asks": request.asks,
         }  # fmt: skip
-
-        def ends(ended: Ended) -> Ended:
-            if ended.lost:
-                ended = replace(ended, error=ended.error or self.last_words())
-            if folder is None:
-                return ended
-            loaded = files_in(folder / "files.json")
-            shutil.rmtree(folder, ignore_errors=True)
-            return replace(ended, stderr_tail=ended.stderr_tail + ended.error, files=loaded)
-
-        seconds = request.deadline.left(SERVER_START_LIMIT_S + request.seconds) + LATE_ANSWER_S
-        asked = kind(put(self.control, question, files), time.monotonic() + seconds, ends)
+        if request.one_thread:
+            question["environ"] |= environment.ONE_THREAD.put_in
+        until = time.monotonic() + request.deadline.left(SERVER_START_LIMIT_S + request.seconds)
+        asked = Asked(put(self.control, question, files), until + LATE_ANSWER_S, self.last_words)
         if standby is not None:
             standby.let_go()
         return asked
@@ -471,10 +431,8 @@ class Scripts(Server):
         self.preload, self.state = preload, state or self.own_state or Path()
         self.is_anew = is_anew
         self.anew: Scripts | None = None
-        home = self.state / "scratch" / ("anew" if is_anew else "")
-        super().__init__(home)
+        super().__init__(self.state / "scratch" / ("anew" if is_anew else ""))
         self.loaded: Future[Ended] = Future()
-        shutil.rmtree(home, ignore_errors=True)  # of a daemon that was killed
         self.start()
 
     def start(self) -> Self:
@@ -486,10 +444,9 @@ class Scripts(Server):
                 self.loaded = self.submit(request)
         return self
 
-    def surroundings(self, *, one_thread: bool = False) -> dict[str, Any]:
+    def surroundings(self) -> dict[str, Any]:
         kernels = os.environ.get(CACHE_VARIABLE, str(self.state / "kernels"))
-        rules = [environment.NO_CACHED_GRAPHS, environment.FORKABLE]
-        rules += [environment.ONE_THREAD] * one_thread
+        rules = (environment.NO_CACHED_GRAPHS, environment.FORKABLE)
         environ = environment.for_judge(*rules, given={CACHE_VARIABLE: kernels})
         return {"cwd": os.curdir, "path": None, "environ": environ}
 
@@ -500,10 +457,7 @@ class Scripts(Server):
                 self.anew = self.anew or Scripts(self.preload, self.state, is_anew=True)
             return self.anew.submit(replace(request, anew=False))
         one_thread = request.one_thread or (fork is not None and not self.is_anew)
-        request = replace(request, fork=fork, one_thread=one_thread)
-        asked = self.ask(Asked, request)
-        threading.Thread(target=asked.wait, name="minidbg-run", daemon=True).start()
-        return asked
+        return self.ask(replace(request, fork=fork, one_thread=one_thread)).read_in_a_thread()
 
     def run(self, request: Request) -> Ended:
         """Run a script, and wait for its end; one whose server died under it runs once more, in an
@@ -545,13 +499,6 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
-def files_in(path: Path) -> tuple[str, ...] | None:
-    try:
-        return tuple(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return None
-
-
 def preload_for(backends: Iterable[str], *, forks: bool) -> Warmup:
     """What a server for repros of these backends has to import: inductor only where one needs it.
 
@@ -572,9 +519,9 @@ def start_server() -> Server:
         return SERVERS.setdefault(os.getpid(), Server()).start()
 
 
-def submit_to_server(request: Request) -> AskedHere:
+def submit_to_server(request: Request) -> Asked:
     """Have a child of this process's server do it. Raises OSError when no process can be made."""
-    return start_server().ask(AskedHere, request)
+    return start_server().ask(request)
 
 
 def submit(request: Request) -> Future[Ended]:
@@ -585,7 +532,7 @@ def submit(request: Request) -> Future[Ended]:
         return submit_to_server(request)
     if request.call:
         server = Server()
-        asked: Future[Ended] = server.ask(AskedHere, replace(request, fork=Warmup()))
+        asked: Future[Ended] = server.ask(replace(request, fork=Warmup()))
         asked.add_done_callback(lambda _: server.end())
         return asked
     asked = Future()

@@ -3,9 +3,8 @@ only, since it is started as a plain file too.
 
     entry.py MODULE ...     import the modules, then do what the order says, a line of JSON on stdin
 
-An order is ``{"argv": [script, ...], "cwd": folder}``, for the script as ``python script ...``
-would run it; or the same with ``files``, the path where to write which files it has loaded (a run
-of watch's). The end of stdin ends the process.
+An order is ``{"argv": [script, ...]}``, for the script as ``python script ...`` would run it; or
+what ``run_script`` wants, for a run of watch's. The end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -31,14 +30,17 @@ from pathlib import Path
 from typing import Any
 
 ENTRY = __file__
+LOADED = "loaded.json"
+"""In the folder of a run of watch's: the files that it has loaded."""
 MOST_FILES_READ = 10_000
 NO_VERDICT = 70
 """Exit status of a script ended by an uncaught exception; Python's own, 1, means "reproduces"."""
 
 
 def run_script(request: Mapping[str, Any], after: str = "") -> int:
-    """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. Writes
-    to the path ``files`` which it loaded; in a fork, ``after`` the last module of its parent."""
+    """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. The
+    file ``LOADED`` says what it loaded; in a fork, ``after`` the last module of its parent."""
+    folder = Path.cwd()
     faulthandler.enable(file=sys.stderr, all_threads=True)
     compile_anew(request["recompiled"])
     # Folders may have changed within their time stamp's grain, and sources since they were read.
@@ -65,7 +67,7 @@ def run_script(request: Mapping[str, Any], after: str = "") -> int:
         opened = read()  # before the look at what is loaded, which opens a file itself
         loaded = set(loaded_files(after)) - before
         files = sorted({os.path.realpath(path) for path in loaded | opened})
-        Path(request["files"]).write_text(json.dumps(files))
+        (folder / LOADED).write_text(json.dumps(files))
 
 
 def files_read() -> Callable[[], set[str]]:
@@ -179,8 +181,7 @@ def main(*modules: str) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of this file
-    os.chdir(order["cwd"])
-    if "files" in order:
+    if "recompiled" in order:
         return run_script(order)
     sys.argv[:] = order["argv"]
     sys.path.insert(0, os.path.dirname(order["argv"][0]))

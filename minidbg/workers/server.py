@@ -35,7 +35,7 @@ from minidbg.core.errors import Terminated
 from minidbg.workers import client, family
 from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Ended, die_with_parent, prctl
 from minidbg.workers.client import SERVER_START_LIMIT_S, Question
-from minidbg.workers.entry import ENTRY, fingerprints, freezing_imports, loaded_files, run_script
+from minidbg.workers.entry import ENTRY, LOADED, fingerprints, freezing_imports, loaded_files, run_script
 from minidbg.workers.fork import Notes, call_in_fork, fork
 
 MOST_FILES = 8
@@ -50,8 +50,9 @@ def function_named(function: str) -> Callable[..., Any]:
     return found
 
 
-def serve(control: socket.socket, owner: int) -> None:
-    """Answer questions until the asker, process ``owner``, has gone."""
+def serve(control: socket.socket, home: str, owner: int) -> None:
+    """Answer questions until the asker, process ``owner``, has gone. ``home`` is for folders of
+    children."""
     askers = [control]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the asker's, who tells the supervisors
     signal.signal(signal.SIGTERM, on_sigterm)
@@ -67,7 +68,7 @@ def serve(control: socket.socket, owner: int) -> None:
                 with contextlib.suppress(ConnectionError):
                     files = socket.recv_fds(asker, 1, MOST_FILES)[1]
                 if files:
-                    take(files, askers, owner)
+                    take(files, askers, home, owner)
                 elif asker is control:
                     return
                 else:  # a child that asked has ended
@@ -76,10 +77,10 @@ def serve(control: socket.socket, owner: int) -> None:
     except Terminated:
         pass
     finally:
-        end_supervisors()
+        end_all(family.children_of)  # supervisors, which end what is still asked
 
 
-def take(files: list[int], askers: list[socket.socket], owner: int) -> None:
+def take(files: list[int], askers: list[socket.socket], home: str, owner: int) -> None:
     """Hear one question on the first of ``files``, get ready what it wants, fork its supervisor."""
     with socket.socket(fileno=files.pop(0)) as answer:
         try:
@@ -90,7 +91,7 @@ def take(files: list[int], askers: list[socket.socket], owner: int) -> None:
             if question["argument"] is None:
                 return
             names = question["files"]
-            if question.get("folder"):
+            if question.get("asks"):
                 ours, theirs = socket.socketpair()
                 askers.append(ours)
                 files.append(theirs.detach())
@@ -99,7 +100,7 @@ def take(files: list[int], askers: list[socket.socket], owner: int) -> None:
             if fork() == 0:
                 for asker in askers:
                     asker.close()
-                supervise(question, answer, dict(zip(names, files, strict=True)), server)
+                supervise(question, answer, dict(zip(names, files, strict=True)), home, server)
         except Exception as error:  # noqa: BLE001 - no process, say: the next may fare better
             with contextlib.suppress(OSError):
                 answer.sendall(ended_by(error))
@@ -127,32 +128,39 @@ def heard(asker: socket.socket) -> Question | None:
     return None
 
 
-def end_supervisors() -> None:
-    """End what is still asked, and wait for it: nothing of it is left after the server's end."""
-    for pid in family.children_of(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    until = time.monotonic() + LAST_CHILDREN_S
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < until:
+def end_all(members: Callable[[int], list[int]], grace: float = LAST_CHILDREN_S) -> None:
+    """End the ``members`` of this process, by force once ``grace`` seconds are over, and wait for
+    its children's ends."""
+    began = time.monotonic()
+    with contextlib.suppress(ChildProcessError):  # none left
+        while (now := time.monotonic()) < began + LAST_CHILDREN_S:
+            for pid in set(members(os.getpid())) - {os.getpid()}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM if now < began + grace else signal.SIGKILL)
             if not os.waitpid(-1, os.WNOHANG)[0]:
-                time.sleep(0.01)
+                time.sleep(0.002)
 
 
-def supervise(question: Question, answer: socket.socket, files: dict[str, int], server: int) -> NoReturn:
+def supervise(
+    question: Question, answer: socket.socket, files: dict[str, int], home: str, server: int
+) -> NoReturn:
     """Run the question in a child, answer, and end. It ends with its asker or the server."""
-    text = b""
+    text, folder = b"", None
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, on_sigterm)
         die_with_parent(signal.SIGTERM, server)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         function, note = function_named(question["call"]), Notes()
+        program = question["program"]
+        argument = {**question["argument"], "stream": files.get("stream")}
+        if program or question["asks"]:
+            folder = tempfile.mkdtemp(prefix="child-", dir=home)
 
         def call() -> Any:
-            if question.get("folder"):
-                client.inherit(files, Path(question["folder"]))
-            return function({**question["argument"], "stream": files.get("stream")}, note)
+            if "control" in files and folder is not None:
+                client.inherit(files, Path(folder))
+            return function({**argument, "folder": folder} if program else argument, note)
 
         ended = call_in_fork(
             call,
@@ -161,10 +169,15 @@ def supervise(question: Question, answer: socket.socket, files: dict[str, int], 
             note=note,
             on_interrupt=(lambda: None) if question.get("interrupts") else None,
             asker=answer,
-            program=question.get("program", False),
-            execs=question["argument"].get("fresh", False),
+            program=program,
+            execs=argument.get("fresh", False),
             stdin=files.get("stdin"),
         )
+        if program and folder is not None:
+            with contextlib.suppress(OSError, ValueError):  # it died before it could say
+                loaded = json.loads(Path(folder, LOADED).read_text())
+                ended = dataclasses.replace(ended, files=loaded)
+            ended = dataclasses.replace(ended, stderr_tail=ended.stderr_tail + ended.error)
         text = json.dumps(dataclasses.asdict(ended)).encode()
     except (KeyboardInterrupt, Terminated):
         pass
@@ -172,25 +185,12 @@ def supervise(question: Question, answer: socket.socket, files: dict[str, int], 
         text = ended_by(error)
     try:
         with contextlib.suppress(BaseException):
-            end_orphans()
-        if question.get("folder"):
-            shutil.rmtree(question["folder"], ignore_errors=True)
+            end_all(family.descendants, GRACE_S)  # orphans: given to who supervised their parent
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         answer.sendall(text)
     finally:
         os._exit(0)
-
-
-def end_orphans() -> None:
-    """End what the question's child has left: where the kernel knows subreapers, orphans are given
-    to this process, its supervisor."""
-    began = time.monotonic()
-    with contextlib.suppress(ChildProcessError):  # none left
-        while (now := time.monotonic()) < began + LAST_CHILDREN_S:
-            for pid in family.descendants(os.getpid())[1:]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM if now < began + GRACE_S else signal.SIGKILL)
-            if not os.waitpid(-1, os.WNOHANG)[0]:
-                time.sleep(0.002)
 
 
 # ---- what it has and does before it forks
@@ -278,10 +278,10 @@ def threads() -> int:
 
 def run(argument: Mapping[str, Any], note: object) -> NoReturn:
     """Become the run of a script, whose exit status is this process's: see ``Server.ask``."""
-    os.environ["TMPDIR"] = argument["cwd"]
+    os.environ["TMPDIR"] = argument["folder"]
     tempfile.tempdir = None
     os.nice(argument["nice"])
-    os.chdir(argument["cwd"])
+    os.chdir(argument["folder"])
     if argument["fresh"]:
         order = Path("order.json")
         order.write_text(json.dumps(argument) + "\n")
@@ -307,6 +307,7 @@ def loaded(argument: Mapping[str, Any], note: object) -> dict[str, list[int]]:
 
 def become(argument: Mapping[str, Any], note: object) -> NoReturn:
     """In the child: become the interpreter."""
+    os.chdir(argument["folder"])
     command = [sys.executable, "-P", "-X", "faulthandler", ENTRY, *argument["modules"]]
     os.execve(sys.executable, command, dict(argument["env"]))
 
@@ -318,7 +319,7 @@ def main(root: str, control: str, folder: str, owner: str) -> NoReturn:
     sys.path.reverse()
     try:
         with socket.socket(fileno=int(control)) as asker:
-            serve(asker, int(owner))
+            serve(asker, folder, int(owner))
     except BaseException:  # noqa: BLE001 - its last words
         traceback.print_exc()
     finally:
