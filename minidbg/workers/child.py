@@ -142,21 +142,24 @@ class Child:
             while not process_has_ended(self.pid) and not (enough and enough()):
                 now = time.monotonic()
                 if now >= deadline:
-                    self.timed_out = True
-                    return self.ask_for_last_words()
-                if limit_bytes is not None and now >= next_look:
+                    if self.timed_out:
+                        return
+                    self.timed_out, deadline, limit_bytes, enough = True, now + LAST_WORDS_S, None, None
+                    self.memory_in_use()  # for who belongs to it
+                    with contextlib.suppress(ProcessLookupError):
+                        # faulthandler writes the stack, also while C code holds the GIL
+                        os.kill(self.pid, signal.SIGABRT)
+                elif limit_bytes is not None and now >= next_look:
                     is_over = self.memory_in_use() > limit_bytes
-                    if (
-                        is_over and was_over
-                    ):  # until its exec, what a large process starts looks as large as it
-                        self.out_of_memory = True
-                        return None
+                    # until its exec, what a large process starts looks as large as it
+                    self.out_of_memory = is_over and was_over
+                    if self.out_of_memory:
+                        return
                     was_over = is_over
                     next_look = time.monotonic() + POLL_S
                 until = deadline if wakes and not polls else min(deadline, now + POLL_S)
                 for key, _ in selector.select(max(0.0, until - now)):
                     self.read(selector, key.fd)
-        return None
 
     def read(self, selector: selectors.BaseSelector, descriptor: int) -> None:
         if self.asker is not None and descriptor == self.asker.fileno():
@@ -179,17 +182,6 @@ class Child:
             yield True
         finally:
             os.close(descriptor)
-
-    def ask_for_last_words(self) -> None:
-        """Let faulthandler write the stack; it does so also while C code holds the GIL."""
-        self.memory_in_use()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGABRT)
-        until = time.monotonic() + LAST_WORDS_S
-        while not process_has_ended(self.pid) and time.monotonic() < until:
-            for pipe in self.pipes:
-                pipe.drain()
-            time.sleep(0.005)
 
     def memory_in_use(self) -> int:
         """Resident bytes of the child and all that it started; remembers who they are."""
