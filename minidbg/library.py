@@ -148,7 +148,7 @@ def save_repro(
     session = Session(Limits(seconds=seconds, value_limit_bytes=chosen.value_limit_bytes))
     with contextlib.suppress(BudgetSpent):
         for exactness in repro.Exactness:
-            last, draft = publishing.verify(case, exactness, folder, session)
+            last, draft = publishing.prove(case, exactness, folder, session)
             if draft is None:
                 continue
             if target is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,7 +60,7 @@ class Reduced:
 def publish_first_that_fails(
     original: Case, reduced: Reduced, folder: Path, session: Session
 ) -> ReductionResult:
-    """Write and ``verify`` one form of script after the other, from short to faithful; publish the
+    """Write and ``prove`` one form of script after the other, from short to faithful; publish the
     first that fails the same way.
 
     Where the budget ends first, nothing is announced: the smallest case stays, unverified.
@@ -82,7 +81,7 @@ def publish_first_that_fails(
             dies = f"{note}{note and '; '}with more than one thread the process dies instead"
             for variant, remark in ((case, note), (case.with_spec(context=one_thread), dies)):
                 script = with_provenance(variant, remark, original, reduced, session, certified=certified)
-                last, draft = verify(script, exactness, folder, session)
+                last, draft = prove(script, exactness, folder, session)
                 if draft is not None:
                     path = repro.publish(script, draft, folder)
                     return result_of(path, script, original, last, session, reduced.ended_by)
@@ -168,157 +167,121 @@ def with_failure(case: Case, outcome: Outcome) -> Case:
     return replace(case.with_spec(signature=outcome.signature), provenance=provenance)
 
 
-def verify(case: Case, exactness: Exactness, folder: Path, session: Session) -> tuple[Outcome, Path | None]:
-    """Write a draft of the case's script and ``prove`` it. The draft, to be published or discarded,
-    where the failure shows; else None. Raises CannotWrite, and BudgetSpent where that comes first.
+def prove(case: Case, exactness: Exactness, folder: Path, session: Session) -> tuple[Outcome, Path | None]:
+    """Write a draft of the case's script; run it by the installed judge, and alone as a user does.
+
+    What the judge says; and the draft, to be published or discarded, where both show the failure,
+    else None. Raises CannotWrite, and BudgetSpent where that comes first.
+
+    - The judge runs in a fork, and where that shows nothing in a fresh interpreter: a fork may lack
+      an accelerator. Once more where the search has met other failures.
+    - Alone it runs in the interpreter that has waited for it, beside the judge where the machine
+      has room for both; without the program's variables, with them if only that shows it.
+    - Where the two disagree, or judgements do, further runs follow: a script that sometimes passes,
+      or fails otherwise, is ``flaky``.
+    - Where a few lines still do not show it, the script says why, only shows it, must end with 125.
+    - A pickled backend is left out once all is shown, and the script must then end with 125.
     """
-    proof = Proof(case, exactness, repro.drafts(folder) / "draft.py", session)
-    try:
-        outcome, ended = prove(proof)
-    except BaseException:
-        repro.discard(proof.draft)
-        raise
-    if ended is not None and shows_it(ended):
-        return outcome, proof.draft
-    repro.discard(proof.draft)
-    if ended is not None:
-        why = f"the judge says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
-        outcome = replace(outcome, verdict=Verdict.INVALID, reason=why)
-    return outcome, None
+    draft, is_shown, context = repro.drafts(folder) / "draft.py", False, case.spec.context
+    variables = [name for name in context.env if name not in OF_THE_MACHINE]
 
-
-@dataclass(slots=True)
-class Proof:
-    """``case``'s script at ``draft``, run by the installed judge and alone: ``python draft``."""
-
-    case: Case
-    exactness: Exactness
-    draft: Path
-    session: Session
-    why: str = ""
-    """Why a few lines cannot judge it: then it only shows the failure, and ends with 125."""
-
-    def write(self, why: str = "", remark: str = "", case: Case | None = None) -> None:
-        """Write it: short, or one that only shows it where there is a reason ``why``."""
+    def write(case: Case, why: str = "", remark: str = "") -> str:
+        """A short script, or one that only shows the failure where there is a reason: this one."""
         write = partial(
             repro.write,
-            case or self.case,
-            self.draft,
-            exactness=self.exactness,
-            value_limit_bytes=self.session.limits.value_limit_bytes,
+            case,
+            draft,
+            exactness=exactness,
+            value_limit_bytes=session.limits.value_limit_bytes,
         )
-        self.why = why
         try:
             if not why:
                 write(remark=remark)
         except repro.NoShortForm as refusal:
-            self.why = str(refusal)
-        if self.why:
-            log.info("short_form_refused: %s", self.why)
+            why = str(refusal)
+        if why:
+            log.info("short_form_refused: %s", why)
             says = "A few lines cannot judge it, so it only shows it, and `minidbg check` judges it"
-            write(form=repro.Form.SHOWS, remark=f"{remark}\n{says}: {self.why}.".lstrip("\n"))
+            write(form=repro.Form.SHOWS, remark=f"{remark}\n{says}: {why}.".lstrip("\n"))
+        return why
 
-    def limit(self) -> float:
-        """Seconds that one run may take. Raises BudgetSpent where none are left."""
-        if self.session.deadline.is_over:
+    def limit() -> float:
+        if session.deadline.is_over:
             raise BudgetSpent
-        return self.session.deadline.left(VERIFY_SECONDS)
+        return session.deadline.left(VERIFY_SECONDS)
 
-    def judged(self, fork: workers.Warmup | None = None) -> Outcome:
-        """What the installed judge says, in a fresh interpreter or a ``fork`` of the forkserver."""
-        session, until = self.session, Deadline.after(self.limit())
+    def judged(fork: workers.Warmup | None = None) -> Outcome:
+        until = Deadline.after(limit())
         outcome = oracle.unless_the_machine_failed(
-            lambda: repro.run(self.draft, seconds=until.left(), fork=fork, submit=session.submit),
-            expected=self.case.signature,
+            lambda: repro.run(draft, seconds=until.left(), fork=fork, submit=session.submit),
+            expected=case.signature,
             deadline=until,
         )
         if session.was_cut_off(outcome, session.deadline):  # that is no answer, and no hang
             raise BudgetSpent
         return outcome
 
-    def alone(self) -> workers.Ended:
-        """How ``python draft`` ends, without the variables of the program that it may not need."""
-        without, submit = variables_to_try(self.case), self.session.submit
-        return repro.run_alone(self.draft, seconds=self.limit(), without=without, submit=submit)
+    def alone() -> workers.Ended:
+        return repro.run_alone(draft, seconds=limit(), without=variables, submit=session.submit)
 
-    @contextlib.contextmanager
-    def alone_meanwhile(self) -> Iterator[Callable[[], workers.Ended]]:
-        """``alone`` in the interpreter that waits for it: a function that awaits its end. It runs
-        beside the block where the machine has room for both."""
-        ahead = self.session.ahead.take() if self.session.ahead else None
-        if ahead is None:
-            yield self.alone
-            return
-        start = partial(ahead.start, [str(self.draft.absolute())])
-        inputs = self.case.inputs
-        has_room = not devices_of(inputs) and bytes_of(tensors_in(inputs)) <= ROOM_BYTES
-        begun = start(seconds=self.limit()) if has_room else None
-        try:
-            yield lambda: (begun or start(seconds=self.limit()))() or self.alone()
-        finally:
-            ahead.cancel()  # where nobody has waited for it
-
-
-def prove(proof: Proof) -> tuple[Outcome, workers.Ended | None]:
-    """What the judge says of the script, and how ``python draft`` ends; None for that where the
-    judge does not see the failure.
-
-    - The judge runs in a fork, and where that shows nothing in a fresh interpreter: a fork may lack
-      an accelerator. Once more where the search has met other failures.
-    - Alone it runs without the program's variables; with them if it passes without, if that helps.
-    - Where the two disagree, or judgements do, further runs follow: a script that sometimes passes,
-      or fails otherwise, is ``flaky``.
-    - Where a few lines still do not show it, the script says why, only shows it, must end with 125.
-    - A pickled backend is left out once all is shown, and the script must then end with 125.
-    """
-    case, session = proof.case, proof.session
-    proof.write()
-    fork = oracle.warmup_for(case) if oracle.answers_in_forks(case) else None
-    with proof.alone_meanwhile() as alone:
-        outcomes = [proof.judged(fork)]
+    standby = None
+    try:
+        why = write(case)
+        standby = session.ahead.take() if session.ahead else None
+        start = partial(standby.start, [str(draft.absolute())]) if standby else None
+        has_room = not devices_of(case.inputs) and bytes_of(tensors_in(case.inputs)) <= ROOM_BYTES
+        begun = start(seconds=limit()) if start and has_room else None
+        fork = oracle.warmup_for(case) if oracle.answers_in_forks(case) else None
+        outcomes = [judged(fork)]
         if outcomes[0].verdict not in SHOWN and fork is not None:
-            outcomes = [proof.judged()]
+            outcomes = [judged()]
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
         if session.others and not case.spec.traits.endless and session.remaining():
-            outcomes.append(proof.judged(fork))
-        ended = alone()
-    if ended.exit_status in (0, 3) and variables_to_try(case):
-        context = case.spec.context
-        env = {name: context.env[name] for name in variables_to_try(case)}
-        proof.case = case.with_spec(context=replace(context, env=env, env_matters=True))
-        proof.write()
-        again = proof.alone()
-        if again.exit_status == 1:
-            ended = again
-        else:
-            proof.case = case
-            proof.write()
-    others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
-    if others_shown or ended.exit_status in (0, 3):
-        outcomes += [proof.judged() for _ in range(RUNS_IN_DOUBT)]
-    outcome, shown = outcomes[0], sum(one.verdict in SHOWN for one in outcomes)
-    if shown < len(outcomes):
-        outcome = replace(outcome, verdict=Verdict.FLAKY, reproduced=shown, runs=len(outcomes))
-    if outcome.verdict is Verdict.FLAKY:
-        for _ in range(RUNS_IN_DOUBT):
+            outcomes.append(judged(fork))
+        begun = begun or (start(seconds=limit()) if start else None)
+        ended = (begun() if begun else None) or alone()
+        if ended.exit_status in (0, 3) and variables:
+            env = {name: context.env[name] for name in variables}
+            same = case.with_spec(context=replace(context, env=env, env_matters=True))
+            why = write(same)
+            again = alone()
+            if again.exit_status == 1:
+                case, ended = same, again
+            else:
+                why = write(case)
+        others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
+        if others_shown or ended.exit_status in (0, 3):
+            outcomes += [judged() for _ in range(RUNS_IN_DOUBT)]
+        outcome, shown = outcomes[0], sum(one.verdict in SHOWN for one in outcomes)
+        if shown < len(outcomes):
+            outcome = replace(outcome, verdict=Verdict.FLAKY, reproduced=shown, runs=len(outcomes))
+        for _ in range(RUNS_IN_DOUBT if outcome.verdict is Verdict.FLAKY else 0):
             if ended.exit_status != 1:
-                ended = proof.alone()
-    if ended.exit_status != 1 and not proof.why:
-        proof.limit()  # what the deadline has cut off says nothing about the script
-        judged = outcome.message.partition("\n")[0][:SAID_CHARACTERS] or outcome.in_words
-        how = how_it_ended(ended)
-        proof.write(f"by a few lines of its own it ends with {how}; minidbg's judge saw: {judged}")
-        ended = proof.alone()
-    if not shows_it(ended):
-        proof.limit()
-    elif backends.is_pickled(case.backend):
-        lacks = case.backend.unfilled
-        remark = f"{lacks[0].upper()}{lacks[1:]}. {VERIFIED_PICKLED}"
-        proof.write(proof.why, remark, repro.case_to_keep(proof.case))
-        unfilled = proof.alone()
-        ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
-    return outcome, ended
+                ended = alone()
+        if ended.exit_status != 1 and not why:
+            limit()  # what the deadline has cut off says nothing about the script
+            saw = outcome.message.partition("\n")[0][:SAID_CHARACTERS] or outcome.in_words
+            how = f"by a few lines of its own it ends with {how_it_ended(ended)}"
+            why = write(case, f"{how}; minidbg's judge saw: {saw}")
+            ended = alone()
+        is_shown = shows_it(ended)
+        if is_shown and backends.is_pickled(case.backend):
+            lacks = f"{case.backend.unfilled[0].upper()}{case.backend.unfilled[1:]}"
+            write(repro.case_to_keep(case), why, f"{lacks}. {VERIFIED_PICKLED}")
+            unfilled = alone()
+            ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
+            is_shown = shows_it(ended)
+        if is_shown:
+            return outcome, draft
+        limit()
+        why = f"the judge says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
+        return replace(outcome, verdict=Verdict.INVALID, reason=why), None
+    finally:
+        if standby is not None:
+            standby.cancel()  # where nobody has waited for it
+        if not is_shown:
+            repro.discard(draft)
 
 
 VERIFIED_PICKLED = (
@@ -327,11 +290,6 @@ VERIFIED_PICKLED = (
 OF_THE_MACHINE = ("CC", "CXX", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Variables without which a script finds another compiler or another card: they stay as they are,
 and no script sets them."""
-
-
-def variables_to_try(case: Case) -> tuple[str, ...]:
-    """Environment variables of the failing program that its script may need; first it has none."""
-    return tuple(name for name in case.spec.context.env if name not in OF_THE_MACHINE)
 
 
 def shows_it(ended: workers.Ended) -> bool:

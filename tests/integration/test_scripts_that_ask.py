@@ -38,7 +38,7 @@ def test_it_is_published_where_the_short_form_is_refused_and_only_shows_the_resu
     with pytest.raises(NoShortForm, match="structure"):
         render(of_another_structure())
     session = Session(Limits(value_limit_bytes=1 << 20))
-    outcome, draft = publishing.verify(of_another_structure(), publishing.Exactness.SEEDED, tmp_path, session)
+    outcome, draft = publishing.prove(of_another_structure(), publishing.Exactness.SEEDED, tmp_path, session)
     assert (outcome.verdict, draft is not None) == (Verdict.REPRODUCES, True)
     assert draft is not None
     lines = draft.read_text().splitlines()
