@@ -227,7 +227,7 @@ def prove(case: Case, exactness: Exactness, folder: Path, session: Session) -> t
     standby = None
     try:
         why = write(case)
-        standby = session.ahead.take() if session.ahead else None
+        standby = session.standby()
         start = partial(standby.start, [str(draft.absolute())]) if standby else None
         has_room = not devices_of(case.inputs) and bytes_of(tensors_in(case.inputs)) <= ROOM_BYTES
         begun = start(seconds=limit()) if start and has_room else None

@@ -46,10 +46,10 @@ from minidbg.reduction.session import (
     RUNS_OF_WHOLE,
     Reliability,
     Session,
-    Standbys,
     may_run_together,
     measured,
     runs_worth_having,
+    standbys,
 )
 
 log = logging.getLogger("minidbg")
@@ -88,10 +88,8 @@ def reduce_and_publish(
             published = earlier_result(own_folder, Deadline(limits.due or math.inf), submit)
             if published is not None:
                 return published
-        with Standbys(case) if submit is workers.submit else contextlib.nullcontext() as ahead:
-            session = Session(
-                limits, listener, kernels=kernels, folder=own_folder, submit=submit, ahead=ahead
-            )
+        session = Session(limits, listener, kernels=kernels, folder=own_folder, submit=submit)
+        with standbys(case, session):
             written = None
             try:
                 reduced = reduce_from_best(case, session)
@@ -394,33 +392,25 @@ def call_reduce_in_child(
 def reduce_in_child(
     argument: Mapping[str, Any],
     note: object,
-    case_of: Callable[[Mapping[str, Any]], Case] = lambda data: oracle.unpacked(data["case"]),
+    case_of: Callable[[Mapping[str, Any]], Case] = lambda argument: oracle.unpacked(argument["case"]),
+    submit: workers.Submit = workers.submit,
 ) -> dict[str, Any]:
-    """In a forkserver's child: make the case by ``case_of``, reduce it by ``reduce_on_stream``."""
+    """In a forkserver's child: ``reduce_and_publish`` the case that ``case_of`` makes, which just
+    failed. The result as JSON, or ``{"refused": why}``.
+
+    Progress and warnings go to the argument's ``stream``. The first Ctrl-C ends the search alone.
+    """
+    folder, limits = Path(argument["folder"]), Limits(**argument["limits"])
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
-        limits = Limits(**argument["limits"])
         try:
             case = case_of(argument)
-        except BackendUnreachable as refused:  # pickled there, and not to be had back here
-            return {"refused": str(refused)}
-        return reduce_on_stream(case, Path(argument["folder"]), limits, stream)
-
-
-def reduce_on_stream(
-    case: Case, folder: Path, limits: Limits, stream: TextIO, submit: workers.Submit = workers.submit
-) -> dict[str, Any]:
-    """``reduce_and_publish`` for a case that just failed: result as JSON, or ``{"refused": why}``.
-
-    Progress and warnings go to ``stream``. The first Ctrl-C ends the search alone.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    log.addHandler(logging.StreamHandler(stream))
-    with on_stream(stream) as listener, torch_internals.without_overrides():
-        try:
-            return reduce_and_publish(
-                case, folder, limits=limits, listener=listener, just_seen=True, submit=submit
-            ).to_json()
-        except MinidbgError as refused:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            log.addHandler(logging.StreamHandler(stream))
+            with on_stream(stream) as listener, torch_internals.without_overrides():
+                return reduce_and_publish(
+                    case, folder, limits=limits, listener=listener, just_seen=True, submit=submit
+                ).to_json()
+        except MinidbgError as refused:  # also a backend, pickled there and not to be had here
             return {"refused": str(refused)}
 
 

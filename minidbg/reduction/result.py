@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
+from typing import Any, Self, TextIO, TypeAlias
 
 from minidbg import torch_internals
 from minidbg.core.machine import HERE
@@ -16,9 +16,6 @@ from minidbg.core.outcome import Verdict
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.text import display_path, plural, shrinkage
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

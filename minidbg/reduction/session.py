@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,25 +45,6 @@ def is_another(seen: Signature, expected: Signature | None) -> bool:
     return {label for label, _ in labels} != {"input", "output"} or labels[0][1] != labels[1][1]
 
 
-class Standbys(contextlib.ExitStack):
-    """Interpreters that import torch while the search runs, one at a time; ended with the block."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self.ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
-        self.waiting = self._started()
-
-    def _started(self) -> workers.Standby | None:
-        with contextlib.suppress(OSError):  # no process can be made now: verification tries again
-            return self.enter_context(workers.start_server().start_standby(self.ahead))
-        return None
-
-    def take(self) -> workers.Standby | None:
-        """The one that waits for a script, or else a new one; None where there can be none."""
-        standby, self.waiting = self.waiting or self._started(), None
-        return standby
-
-
 @dataclass(slots=True)
 class Session:
     """One reduction in progress: what it may spend, what it has spent, what else it met."""
@@ -88,7 +69,7 @@ class Session:
     """Whether Ctrl-C was pressed: what is there is published, nothing more is tried."""
     others: dict[str, tuple[Case, Outcome]] = field(default_factory=dict)
     """One case for each other failure met, and how it failed, by its signature."""
-    too_slow_nodes: int | None = None
+    too_slow_nodes: float = math.inf
     """Nodes of the smallest graph that ran into the time limit: larger ones are not asked."""
     best_written_s: float = 0.0
     """When the best so far was last put on disk, in seconds since the session began."""
@@ -100,8 +81,8 @@ class Session:
     """The nodes that the frames of its failure held."""
     last_shown: Outcome | None = None
     """Of the last question that showed the failure."""
-    ahead: Standbys | None = None
-    """Interpreters for scripts that are run by themselves."""
+    standby: Callable[[], workers.Standby | None] = lambda: None
+    """Gives an interpreter that waits for a script to run by itself, where there can be one."""
 
     def __post_init__(self) -> None:
         limits = self.limits
@@ -125,54 +106,45 @@ class Session:
         return f"budget of {limits.seconds:.3g} s"
 
     def ask(self, cases: Sequence[Case], *, phase: str = "") -> list[Outcome]:
-        """What each case shows, all run at the same time; where chance decides, each of ``repeats``
-        runs is another chance to fail.
+        """What each case shows, all run at the same time in children; where chance decides, each of
+        ``repeats`` runs is another chance to fail. What a killed one left half written in the
+        kernel cache goes.
 
-        What is asked in a ``phase`` is learnt at once; a search says itself when it learns.
+        What is asked in a ``phase`` is learnt at once; a search says itself when it learns. Raises
+        BudgetSpent where too little time is left: what the deadline cuts off looks hung.
         """
-        for _ in range(self.repeats):
-            outcomes = self.run(cases)
+        outcomes, least = list[Outcome](), self.too_slow_nodes
+        sizes = [0 if case.spec.traits.endless else call_nodes(case.graph_module) for case in cases]
+        is_late = [size >= least for size in sizes]
+        asked = [case for case, late in zip(cases, is_late, strict=True) if not late]
+        for _ in range(self.repeats if asked else 0):
+            if self.until.is_over:
+                raise BudgetSpent
+            self.oracle_calls += len(asked)
+            began = time.time()
+            outcomes = oracle.ask_all(
+                [(case, self.seconds_for(case)) for case in asked],
+                memory_bytes=self.limits.memory_bytes,
+                to_the_end=False,
+                deadline=self.until,
+                submit=self.submit,
+            )
+            kinds = [outcome.signature.kind for outcome in outcomes if outcome.signature]
+            if self.kernels is not None and any(kind.traits.dies for kind in kinds):
+                workers.remove_unfinished(self.kernels, since=began)
+            if any(self.was_cut_off(outcome, self.until) for outcome in outcomes):
+                raise BudgetSpent
             if any(outcome.verdict is not Verdict.GONE for outcome in outcomes):
                 break
+        too_slow = Outcome(Verdict.INVALID, reason=f"{least} nodes did not finish in time")
+        shown = iter(outcomes)
+        outcomes = [too_slow if late else next(shown) for late in is_late]
         for case, outcome in zip(cases, outcomes, strict=True):
             if outcome.verdict is Verdict.TIMEOUT:
                 self.too_slow_nodes = call_nodes(case.graph_module)
             if phase:
                 self.learn(phase, case, outcome, is_best=outcome.verdict in SHOWN)
         return outcomes
-
-    def is_too_slow(self, case: Case) -> bool:
-        least, traits = self.too_slow_nodes, case.spec.traits
-        return least is not None and call_nodes(case.graph_module) >= least and not traits.endless
-
-    def run(self, cases: Sequence[Case]) -> list[Outcome]:
-        """Run each case once in a child, by ``oracle.ask_all``; what a killed one left half written
-        in the kernel cache goes.
-
-        Raises BudgetSpent where too little time is left: what the deadline cuts off looks hung.
-        """
-        asked = [(case, self.seconds_for(case)) for case in cases if not self.is_too_slow(case)]
-        self.oracle_calls += len(asked)
-        if asked and self.until.is_over:
-            raise BudgetSpent
-        began = time.time()
-        outcomes = oracle.ask_all(
-            asked,
-            memory_bytes=self.limits.memory_bytes,
-            to_the_end=False,
-            deadline=self.until,
-            submit=self.submit,
-        )
-        signatures = [outcome.signature for outcome in outcomes]
-        died = any(signature is not None and signature.kind.traits.dies for signature in signatures)
-        if died and self.kernels is not None:
-            workers.remove_unfinished(self.kernels, since=began)
-        if any(self.was_cut_off(outcome, self.until) for outcome in outcomes):
-            raise BudgetSpent
-        reason = f"{self.too_slow_nodes} nodes did not finish in time"
-        too_slow = Outcome(Verdict.INVALID, reason=reason)
-        shown = iter(outcomes)
-        return [too_slow if self.is_too_slow(case) else next(shown) for case in cases]
 
     def seconds_for(self, case: Case) -> float:
         seconds = self.limits.call_seconds
@@ -224,6 +196,25 @@ class Session:
 
     def tell(self, phase: str, nodes: int, start_nodes: int) -> None:
         self.listener(Progress(phase, nodes, start_nodes, self.oracle_calls, self.elapsed()))
+
+
+@contextlib.contextmanager
+def standbys(case: Case, session: Session) -> Iterator[None]:
+    """A block in which the session has interpreters that import torch while the search runs, one at
+    a time; ended with the block."""
+    ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
+    waiting: list[workers.Standby | None] = []
+    with contextlib.ExitStack() as until_the_end:
+
+        def started() -> workers.Standby | None:
+            with contextlib.suppress(OSError):  # no process can be made now: the proof tries again
+                return until_the_end.enter_context(workers.start_server().start_standby(ahead))
+            return None
+
+        if session.submit is workers.submit:
+            waiting.append(started())
+            session.standby = lambda: (waiting.pop() if waiting else None) or started()
+        yield
 
 
 # --- flaky failures: how often one shows itself, and what follows from that ---

@@ -10,7 +10,7 @@ import json
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,9 @@ def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def reduce_in_fork(case: Case, package: object, settings: Settings, deadline: Deadline) -> workers.Ended:
     limits = Limits(seconds=settings.seconds, due=deadline.at, value_limit_bytes=settings.value_limit_bytes)
     with workers.stream_to_the_user() as stream:
+        argument = {"folder": settings.repro_dir, "limits": asdict(limits), "stream": stream.fileno()}
         return workers.call_in_fork(
-            lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream, Children(ends)),
+            lambda: reducing.reduce_in_child(argument, None, lambda _: case, Children(ends)),
             seconds=deadline.left() + reducing.REDUCTION_GRACE_S,
         )
 
