@@ -109,7 +109,7 @@ def reduce_to_fixed_point(search: Search) -> None:
             for name, narrower in FINDING:
                 larger = search.best
                 # what has led back from an op to where it went wrong is one cluster, and none of it an island
-                is_slice = search.fails_when_it_runs and search.followed and search.steps
+                is_slice = search.traits.raises_when_run and search.followed and search.steps
                 if len(larger.calls) > find.FEW_UNITS and not (name == "islands" and is_slice):
                     search.phase = name
                     narrower(search)
@@ -120,7 +120,7 @@ def reduce_to_fixed_point(search: Search) -> None:
             search.phase = "chunks"
             find.drop_chunks(search)
         search.keep_passed_through = True
-        repeat(search, ALONG_A_CHAIN if search.fails_when_it_runs else POLISHING)
+        repeat(search, ALONG_A_CHAIN if search.traits.raises_when_run else POLISHING)
 
 
 def simplify_truly(search: Search) -> None:

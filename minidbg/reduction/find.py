@@ -180,7 +180,7 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     numbered = [number for number in by_name if subsets.units[number][0].name.rpartition("_")[2].isdigit()]
     suspects = numbered or representatives(subsets, by_op or by_name)
     by_text = [number for number in by_op if ops.count(ops[number]) == 1], suspects
-    at_run_time = search.fails_when_it_runs
+    at_run_time = search.traits.raises_when_run
     around = (
         with_makers(subsets, neighbourhood(subsets, named[0], steps, both_ways=not at_run_time))
         for steps in (SLICES if at_run_time else DISTANCES)
@@ -257,7 +257,7 @@ def keep_needed(search: Search) -> None:
     subsets, whole = Subsets(search), search.best
     rest, needed = list(range(len(subsets))), list[int]()
     # where a failure at run time was noticed: nothing else need be the last
-    noticed = search.followed[0] if search.fails_when_it_runs and search.steps and search.followed else ()
+    noticed = search.followed[0] if search.traits.raises_when_run and search.steps and search.followed else ()
     if rest and any(node.name in noticed for node in subsets.units[rest[-1]]):
         needed = [rest.pop()]
     step = max(1, len(rest) // 2)

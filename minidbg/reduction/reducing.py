@@ -339,8 +339,7 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> Search:
         on_answer=learn,
         hints=hints_from_error(case),
         frames=lambda: session.suspects or frames_before,
-        is_deadly=case.spec.traits.dies,
-        fails_when_it_runs=case.spec.traits.raises_when_run,
+        traits=case.spec.traits,
         fails_in_inputs=case.signature is not None and case.signature.message.startswith("input:"),
         around=lambda: run.entered_modes(case.spec.context),
     )

@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TextIO, TypeAlias
 
 from minidbg import torch_internals
 from minidbg.core.machine import HERE
 from minidbg.core.outcome import Verdict
+from minidbg.core.records import plain, record_of
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.text import display_path, plural, shrinkage
@@ -94,19 +95,13 @@ class ReductionResult:
         return f"{counts}; run: python {display_path(self.path)}"
 
     def to_json(self) -> dict[str, Any]:
-        path, verdict = str(self.path) if self.path else None, str(self.verdict)
-        data = {**asdict(self), "path": path, "verdict": verdict, "seconds": round(self.seconds, 3)}
+        data = {**plain(self), "seconds": round(self.seconds, 3)}
         return data if self.lacking else {name: data[name] for name in data if name != "lacking"}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReductionResult:
         """Read ``to_json`` back. Raises KeyError, TypeError or ValueError on a damaged object."""
-        fields = dict(data)
-        fields["path"] = Path(fields["path"]) if fields["path"] else None
-        fields["verdict"] = Verdict(fields["verdict"])
-        fields["notes"] = tuple(fields["notes"])
-        fields["others"] = tuple((str(said), str(path)) for said, path in fields.get("others", ()))
-        return cls(**fields)
+        return record_of({**data, "path": Path(data["path"]) if data["path"] else None}, cls)
 
 
 PROGRESS_QUIET_S = 5.0

@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -17,15 +17,16 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.core.errors import NotReproduced
+from minidbg.core.kinds import UNSEEN, Traits
 from minidbg.core.machine import NEVER, Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.edit import extract
-from minidbg.fx.effects import FactType, graph_attribute, is_call, tensors_in
+from minidbg.fx.effects import graph_attribute, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
 from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
-from minidbg.fx.record import EagerFailure, ModeContext, Recording, runs_in_eager
+from minidbg.fx.record import ModeContext, Recording, runs_in_eager
 from minidbg.judge.suspects import Suspects
 from minidbg.torch_internals.devices import devices_of
 
@@ -42,8 +43,6 @@ MOST_BYTES_AHEAD = 256 << 20
 """Of a question's inputs: two at the same time take twice the memory."""
 MOST_STEPS = 4
 """Accepted candidates that are kept: each holds recorded values."""
-FEW_CALLS = 16
-"""Calls up to which it is looked whether a candidate's results are as full."""
 TELLING = ("nodes", "bypass", "inputs", "outputs")
 """Phases whose candidates lack one node or input of ``best``: what a passing one of them lacks says
 most about a failure first."""
@@ -186,11 +185,8 @@ class Search:
     without any call may be a candidate."""
     around: ModeContext = nullcontext
     """The modes in which the graph runs in eager."""
-    is_deadly: bool = False
-    """Whether the failure ends its process: where in memory a read is deadly is chance, so no size
-    is searched for exactly."""
-    fails_when_it_runs: bool = False
-    """Whether what was compiled raises: the cause is in what the op that raises was given."""
+    traits: Traits = UNSEEN
+    """Of the failure's kind."""
     fails_in_inputs: bool = False
     """Whether an input after the call is wrong: an output with the same write is another failure."""
     hints: Sequence[str] = ()
@@ -362,14 +358,6 @@ class Search:
         """
         return broken_contracts(candidate.graph_module) <= self._broken
 
-    def is_as_full(self, candidate: Candidate) -> bool:
-        """Whether no call of ``candidate`` gives nothing, or no finite numbers, where it does in
-        ``best``. Nobody looks at a large graph."""
-        if devices_of(candidate.inputs) or len(candidate.calls) > FEW_CALLS:
-            return True
-        again = Recording(candidate.graph_module, candidate.inputs, around=self.around)
-        return again.failure is None and is_as_full(self.recording, again)
-
     def confirm_whole(self) -> None:
         """Make sure that the whole fails, when nothing smaller has. Raises NotReproduced."""
         if not self.steps and self.answer(self.best) not in SHOWN:
@@ -404,29 +392,6 @@ def repeat(search: Search, passes: Sequence[tuple[str, Pass]]) -> None:
     while search.best is not before:
         before = search.best
         run_passes(search, passes)
-
-
-def is_as_full(before: Recording, after: Recording) -> bool:
-    """Whether no call of ``after`` gives nothing, inf or NaN where it gave finite numbers before."""
-    again = {node.name: node for node in after.nodes}
-    pairs = [(node, again[node.name]) for node in before.nodes if is_call(node) and node.name in again]
-    moments: list[list[tuple[int, fx.Node]]] = [[], []]
-    for pair in pairs:
-        facts = [run.facts.get(node) for run, node in zip((before, after), pair, strict=True)]
-        if all(fact is not None and fact.type is not FactType.OPAQUE for fact in facts):
-            for run, node, wanted in zip((before, after), pair, moments, strict=True):
-                wanted.append((run.index[node] + 1, node))
-    try:
-        values = [run.values(wanted) for run, wanted in zip((before, after), moments, strict=True)]
-    except EagerFailure:
-        return False
-    for results in zip(*values, strict=True):
-        for old, new in zip(*(tensors_in([result]) for result in results), strict=False):
-            with suppress(RuntimeError, NotImplementedError):  # a dtype or layout without these ops
-                is_emptied = bool(old.numel()) and not new.numel()
-                if is_emptied or (bool(old.isfinite().all()) and not bool(new.isfinite().all())):
-                    return False
-    return True
 
 
 # --- telling candidates apart ---

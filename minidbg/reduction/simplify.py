@@ -16,7 +16,8 @@ from minidbg import torch_internals
 from minidbg.codegen.subclasses import is_constructed, plain_stand_in
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx import nested, pieces
-from minidbg.fx.effects import graph_attribute
+from minidbg.fx.effects import FactType, graph_attribute, is_call, tensors_in
+from minidbg.fx.record import EagerFailure, Recording
 from minidbg.reduction.edits import with_alike_inputs_merged
 from minidbg.reduction.search import (
     ArgumentPlace,
@@ -29,6 +30,7 @@ from minidbg.reduction.search import (
     once,
     run_passes,
 )
+from minidbg.torch_internals.devices import devices_of
 
 Plainer: TypeAlias = Callable[[Any], Tensor | None]
 
@@ -65,19 +67,50 @@ def flagged_as(value: Tensor, made: Tensor) -> Tensor:
     return made.requires_grad_(value.requires_grad)
 
 
+FEW_CALLS = 16
+"""Calls up to which it is looked whether a candidate's results are as full."""
+
+
 def is_alike(search: Search, candidate: Candidate) -> bool:
     """Whether each call's numbers are ordered as in ``best``, and its results are as full."""
     best = search.best
     shapes = _shapes(best), _shapes(candidate)
     pairs = zip(best.calls, map(candidate.call, [node.name for node in best.calls]), strict=True)
-    in_order = (nested.keeps_order(node, again, shapes) for node, again in pairs if again)
-    return all(in_order) and search.is_as_full(candidate)
+    if not all(nested.keeps_order(node, again, shapes) for node, again in pairs if again):
+        return False
+    if devices_of(candidate.inputs) or len(candidate.calls) > FEW_CALLS:
+        return True
+    after = Recording(candidate.graph_module, candidate.inputs, around=search.around)
+    return after.failure is None and is_as_full(search.recording, after)
 
 
 def _shapes(candidate: Candidate) -> dict[str, tuple[int, ...]]:
     placeholders = candidate.graph_module.graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, candidate.inputs, strict=True)
     return {node.name: tuple(value.shape) for node, value in pairs if isinstance(value, Tensor)}
+
+
+def is_as_full(before: Recording, after: Recording) -> bool:
+    """Whether no call of ``after`` gives nothing, inf or NaN where it gave finite numbers before."""
+    again = {node.name: node for node in after.nodes}
+    pairs = [(node, again[node.name]) for node in before.nodes if is_call(node) and node.name in again]
+    moments: list[list[tuple[int, fx.Node]]] = [[], []]
+    for pair in pairs:
+        facts = [run.facts.get(node) for run, node in zip((before, after), pair, strict=True)]
+        if all(fact is not None and fact.type is not FactType.OPAQUE for fact in facts):
+            for run, node, wanted in zip((before, after), pair, moments, strict=True):
+                wanted.append((run.index[node] + 1, node))
+    try:
+        values = [run.values(wanted) for run, wanted in zip((before, after), moments, strict=True)]
+    except EagerFailure:
+        return False
+    for results in zip(*values, strict=True):
+        for old, new in zip(*(tensors_in([result]) for result in results), strict=False):
+            with suppress(RuntimeError, NotImplementedError):  # a dtype or layout without these ops
+                is_emptied = bool(old.numel()) and not new.numel()
+                if is_emptied or (bool(old.isfinite().all()) and not bool(new.isfinite().all())):
+                    return False
+    return True
 
 
 # --- passes ---
@@ -191,12 +224,13 @@ def shrink_sizes(search: Search) -> Iterator[None]:
     Cost: one call for an irrelevant size, else about ``log2(size)``, later at most two each round.
     """
     yield None
-    least_gain = 2.0 if search.is_deadly else 32 / 31
+    # where in memory a read is deadly is chance: no size is searched for exactly then
+    least_gain = 2.0 if search.traits.dies else 32 / 31
     if torch_internals.has_kernel_launch(search.best.graph_module):  # it would write beyond a smaller tensor
         return
     for size in sorted(_sizes(search), reverse=True):
         if size in search.settled_sizes:
-            again = () if search.is_deadly else sorted({1, search.settled_sizes[size]})
+            again = () if search.traits.dies else sorted({1, search.settled_sizes[size]})
             any(search.consider(_resized(search, size, smaller)) for smaller in again)
             continue
         low, high = 0, size

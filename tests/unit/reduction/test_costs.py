@@ -14,6 +14,7 @@ import torch
 from graphs_to_reduce import Needs, answers, call_names, chain, searched
 from torch import Tensor, fx
 
+from minidbg.core.kinds import Kind
 from minidbg.reduction.core import Minimized, minimize
 
 
@@ -42,8 +43,8 @@ CAUSES: dict[str, tuple[int, Sequence[int], dict[str, Any], int]] = {
     "frames: the outer one": (300, [221, 222], frames((221,), (221, 222, 223)), 5),
     "frames: one each": (300, [121, 200], frames((121,), (200,)), 3),
     "frames: another node": (300, [121], frames((200,)), 15),
-    "at run time: near": (300, [215, 221], {**frames((221,)), "fails_when_it_runs": True}, 9),
-    "at run time: far back": (300, [100, 221], {**frames((221,)), "fails_when_it_runs": True}, 29),
+    "at run time: near": (300, [215, 221], {**frames((221,)), "traits": Kind.RUNTIME.traits}, 9),
+    "at run time: far back": (300, [100, 221], {**frames((221,)), "traits": Kind.RUNTIME.traits}, 29),
     "small: one": (12, [3], {}, 12),
     "small: two": (12, [3, 9], {}, 14),
     "small: four": (12, [0, 4, 8, 11], {}, 16),

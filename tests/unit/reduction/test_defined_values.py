@@ -11,8 +11,7 @@ from torch import Tensor, fx
 from torch.nested import nested_tensor
 
 from minidbg.fx.record import Recording
-from minidbg.reduction.search import is_as_full
-from minidbg.reduction.simplify import are_distinct, indices_within
+from minidbg.reduction.simplify import are_distinct, indices_within, is_as_full
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from graphs_to_reduce import answers, searched
 from torch import Tensor, fx
 
 from minidbg.fx.copying import capture_by_dynamo
+from minidbg.core.kinds import Kind
 from minidbg.reduction.core import Minimized, minimize
 
 Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
@@ -236,8 +237,8 @@ def test_a_size_is_searched_for_less_exactly_where_the_failure_is_deadly() -> No
     ask = answers(lambda graph_module, inputs: inputs[0].shape[0] >= 4_700)
     graph_module = fx.symbolic_trace(lambda x: x.sin())
     exact, near = (
-        searched(graph_module, [torch.zeros(1 << 14)], ask, simplify=True, is_deadly=is_deadly)
-        for is_deadly in (False, True)
+        searched(graph_module, [torch.zeros(1 << 14)], ask, simplify=True, traits=traits)
+        for traits in (Kind.ACCURACY.traits, Kind.CRASH.traits)
     )
     assert 4_700 <= exact.best.inputs[0].shape[0] <= 4_841
     assert near.best.inputs[0].shape[0] == 1 << 13
