@@ -15,11 +15,11 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
 
 
-def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], float]) -> Case:
+def simplify(case: Case, fails: Callable[[Case], bool]) -> Case:
     """``case`` without the modes and settings that its failure does not need. One run each."""
     for change in CHANGES:
         candidate = change(case)
-        if candidate is not case and remaining() > 0 and fails(candidate):
+        if candidate is not case and fails(candidate):
             case = candidate
     return case.with_spec(context=without_defaults(case.spec.context))
 
@@ -56,15 +56,10 @@ def plain_context(context: Context) -> Context:
 
 def without_defaults(context: Context) -> Context:
     """``context`` without the options that are as they are in a fresh process."""
-    config = {
-        module: {
-            name: value
-            for name, value in options.items()
-            if value != torch_internals.config_default(module, name)
-        }
-        for module, options in context.config.items()
-    }
-    config = {module: options for module, options in config.items() if options}
+    config, usual = dict[str, Any](), plain_context(context).config
+    for module, options in context.config.items():
+        changed = {name: value for name, value in options.items() if value != usual[module][name]}
+        config |= {module: changed} if changed else {}
     return replace(context, config=config)
 
 

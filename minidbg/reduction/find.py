@@ -51,9 +51,6 @@ class Subsets:
         self.units = units_of(self.recording)
         self.unit_of = {node: number for number, unit in enumerate(self.units) for node in unit}
 
-    def __len__(self) -> int:
-        return len(self.units)
-
     def fails(self, chosen: Iterable[int], **how: Any) -> bool:
         """Whether just these units fail in the same way; presumed not, when more than these passed."""
         keep = {node for number in chosen for node in self.units[number]}
@@ -148,7 +145,7 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     Of a failure at run time the frame names the op that noticed. What runs after it cannot be the
     cause: there, the backward slice.
     """
-    search, half = subsets.search, len(subsets) // 2
+    search, half = subsets.search, len(subsets.units) // 2
     ops = [op_name(unit[0]).strip("_").lower() for unit in subsets.units]
     words = {hint.lower() for hint in search.hints}
     named = [units for names in frames if (units := subsets.called(names))]
@@ -167,8 +164,10 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     # two ops that a compiler wants to join
     joined = with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else []
     by_frame.append(joined)
-    if search.steps and len(subsets) <= FEW_UNITS:  # of these, which frames have led to, most are needed
-        worth = [units for units in by_frame if half < len(units) < len(subsets)]
+    if (
+        search.steps and len(subsets.units) <= FEW_UNITS
+    ):  # of these, which frames have led to, most are needed
+        worth = [units for units in by_frame if half < len(units) < len(subsets.units)]
         yield from ((units, {}) for units in worth)
         if joined in worth:
             yield joined, {"bypass": True}
@@ -190,7 +189,7 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     if not search.steps and len(suspects) <= half:
         for steps in DISTANCES if len(suspects) <= FEW_SUSPECTS else DISTANCES[1:2]:
             wider = neighbourhood(subsets, suspects, steps)
-            if len(wider) < len(subsets):
+            if len(wider) < len(subsets.units):
                 yield wider, {}
 
 
@@ -218,8 +217,8 @@ def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
 def try_islands(search: Search) -> None:
     """Ask a graph with the first of each kind of op. Cost: one call, none where most ops are of a kind of their own."""
     subsets = Subsets(search)
-    chosen = representatives(subsets, range(len(subsets)))
-    if 1 < len(chosen) <= len(subsets) // 3:
+    chosen = representatives(subsets, range(len(subsets.units)))
+    if 1 < len(chosen) <= len(subsets.units) // 3:
         subsets.fails(chosen)
 
 
@@ -231,7 +230,7 @@ def narrow_window(search: Search) -> None:
     that fails.
     """
     subsets, presumed = Subsets(search), list[tuple[int, int]]()
-    low, high = 0, len(subsets)
+    low, high = 0, len(subsets.units)
     while high - low > SMALL_WINDOW:
         middle, overlap = (low + high) // 2, min(MOST_OVERLAP, (high - low) // 32)
         half, other = (low, middle + overlap), (middle - overlap, high)
@@ -240,7 +239,7 @@ def narrow_window(search: Search) -> None:
         if subsets.fails(range(*half)):
             follow_suspects(search)
             subsets, presumed = Subsets(search), []
-            low, high = 0, len(subsets)
+            low, high = 0, len(subsets.units)
         else:
             (low, high), presumed = other, [*presumed, other]
     if presumed and not subsets.fails(range(low, high)):
@@ -255,7 +254,7 @@ def keep_needed(search: Search) -> None:
     Neighbours of the last one, where they are all that is needed, are left to single removals.
     """
     subsets, whole = Subsets(search), search.best
-    rest, needed = list(range(len(subsets))), list[int]()
+    rest, needed = list(range(len(subsets.units))), list[int]()
     # where a failure at run time was noticed: nothing else need be the last
     noticed = search.followed[0] if search.traits.raises_when_run and search.steps and search.followed else ()
     if rest and any(node.name in noticed for node in subsets.units[rest[-1]]):
@@ -280,7 +279,7 @@ def drop_chunks(search: Search) -> None:
     """Drop sixths of the graph, last first, while that helps: the complements of ddmin. Cost: six calls a turn."""
     while True:
         subsets = Subsets(search)
-        left = list(range(len(subsets)))
+        left = list(range(len(subsets.units)))
         if len(left) <= FEW_UNITS:
             return
         size = -(-len(left) // CHUNKS)
@@ -288,7 +287,7 @@ def drop_chunks(search: Search) -> None:
             fewer = [*left[: max(0, end - size)], *left[end:]]
             if subsets.fails(fewer):
                 left = fewer
-        if len(left) == len(subsets):
+        if len(left) == len(subsets.units):
             return
 
 

@@ -127,11 +127,20 @@ def with_provenance(
     where, line = user_line(case.graph_module, original.provenance.message, last=True)
     left_out = "plainer values and settings were" if reduced.certified else "smaller graphs were"
     ended_early = f"{left_out} not all tried: {reduced.ended_by}" if reduced.ended_by else ""
-    before, passing = original.provenance, reduced.neighbour
+    before, passing, traits = original.provenance, reduced.neighbour, original.spec.traits
+    # of the smallest case in the backend's own words, with its sizes, unless all deaths are alike
+    message, shown = before.message, session.last_shown.message if session.last_shown else ""
+    is_smallest = case.graph_module is reduced.smallest.graph_module
+    says_one_thing = not traits.dies and not (original.signature and original.signature.others)
+    if shown and is_smallest and says_one_thing:
+        outermost, _, rest = shown.partition(": ")  # each torch wraps it in another exception
+        is_new = outermost.isidentifier() and not message.startswith(f"{outermost}:")
+        plainer = shown.replace("; RMSE against float64", "\nRMSE against float64")
+        message = plainer if traits.compares else rest if is_new and rest else shown
     notes = (*before.notes, *reduced.notes, what_was_needed(original, case), note, ended_early)
     provenance = replace(
         before,
-        message=repro_message(case, original, reduced, session),
+        message=message,
         captured_from=where or before.captured_from,
         # a graph that was read from a script knows its lines by their numbers alone
         line=line or (before.line if where in ("", before.captured_from) else ""),
@@ -144,21 +153,6 @@ def with_provenance(
         notes=tuple(text for text in notes if text and not text.startswith(LOST)),
     )
     return replace(case, provenance=provenance)
-
-
-def repro_message(case: Case, original: Case, reduced: Reduced, session: Session) -> str:
-    """What the backend says of the smallest case, whose sizes and figures are its own; else what it
-    said of the original."""
-    last, before, expected = session.last_shown, original.provenance.message, original.signature
-    says_one_thing = not original.spec.traits.dies and not (expected and expected.others)
-    is_smallest = case.graph_module is reduced.smallest.graph_module
-    if last is None or not (last.message and is_smallest and says_one_thing):
-        return before
-    if original.spec.traits.compares:
-        return last.message.replace("; RMSE against float64", "\nRMSE against float64")
-    outermost, _, rest = last.message.partition(": ")  # each torch wraps it in another exception
-    is_new = outermost.isidentifier() and not before.startswith(f"{outermost}:")
-    return rest if is_new and rest else last.message
 
 
 def with_failure(case: Case, outcome: Outcome) -> Case:

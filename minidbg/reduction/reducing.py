@@ -227,12 +227,12 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
     def fails(simpler: Case) -> bool:
         try:
-            return session.fails(simpler, "settings")
-        except KeyboardInterrupt:  # which leaves no time for another
+            return not session.interrupted and session.fails(simpler, "settings")
+        except KeyboardInterrupt:
             session.interrupted = True
             return False
 
-    simpler = context_passes.simplify(smallest, fails, session.remaining)
+    simpler = context_passes.simplify(smallest, fails)
     notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
     if chance.is_flaky:
         simpler = simpler.with_spec(attempts=session.repeats)

@@ -67,10 +67,6 @@ ArgumentPlace: TypeAlias = tuple[str, int | str]
 """A call and which of its arguments."""
 
 
-SMALL = 256
-"""Nodes of a candidate up to which it is told from others without regard to names."""
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A graph and its inputs, not to be changed. ``tokens`` tell input values apart unseen."""
@@ -82,8 +78,6 @@ class Candidate:
     """Whether eager need not be asked, since all of it ran in eager before."""
     epoch: str = ""
     """Changes with each edit that changes values: recorded ones are not taken for earlier ones."""
-    by_names: bool = False
-    """Whether it was cut out of a larger one, so that its nodes' names tell it from others."""
     rewrites: Mapping[ArgumentPlace, Callable[[Arguments], Arguments]] = field(default_factory=dict)
     """The arguments made plainer on the way to it, each with what puts the original back."""
 
@@ -91,7 +85,7 @@ class Candidate:
     def whole(cls, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Candidate:
         names = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
         tokens = tuple(("value", "", name, 0, ()) for name in names)
-        return cls(graph_module, tuple(inputs), tokens, faithful=True, by_names=True)
+        return cls(graph_module, tuple(inputs), tokens, faithful=True)
 
     def edited(
         self, graph_module: fx.GraphModule, inputs: tuple[Any, ...], tokens: tuple[Hashable, ...]
@@ -107,13 +101,8 @@ class Candidate:
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal candidates. Of small ones the names of the nodes do not count; of large
-        ones cut out that would take long."""
-        nodes = self.graph_module.graph.nodes
-        if self.by_names and len(nodes) > SMALL:
-            text = f"{self.epoch} {[node.name for node in nodes]} {next(iter(reversed(nodes))).args}"
-        else:
-            text = f"{''.join(_lines(self.graph_module))}{self.tokens}"
+        """Equal for equal candidates; the names of the nodes do not count."""
+        text = f"{''.join(_lines(self.graph_module))}{self.tokens}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @cached_property
@@ -249,7 +238,6 @@ class Search:
         ``how`` goes to ``fx.edit.extract``. None when a value that it needs cannot be recorded.
         """
         base, recording = out_of or (self.best, self.recording)
-        by_names = not how
         how.setdefault("passed_through", self.keep_passed_through)
         how.setdefault("returns_writes", not self.fails_in_inputs)
         try:
@@ -263,9 +251,7 @@ class Search:
             else ("value", base.epoch, node.name, writes, path)
             for node, writes, path in piece.origins
         )
-        return Candidate(
-            piece.graph_module, piece.inputs, tokens, piece.faithful, base.epoch, by_names, base.rewrites
-        )
+        return replace(base.edited(piece.graph_module, piece.inputs, tokens), faithful=piece.faithful)
 
     def consider(self, candidate: Candidate | None) -> bool:
         """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller.

@@ -158,6 +158,6 @@ def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     def fails(candidate: Case) -> bool:
         return oracle.ask(candidate, seconds=60).verdict is Verdict.REPRODUCES
 
-    simple = context_passes.simplify(case, fails, lambda: 60.0)
+    simple = context_passes.simplify(case, fails)
     assert not simple.spec.backward
     assert not simple.inputs[0].requires_grad

@@ -29,7 +29,7 @@ def case_with(context: Context, inputs: int = 1) -> Case:
 
 
 def simplified(case: Case, fails: Callable[[Case], bool]) -> Case:
-    return simplify(case, fails, lambda: 1.0)
+    return simplify(case, fails)
 
 
 def test_an_option_is_tried_at_its_default_since_this_process_still_has_it() -> None:

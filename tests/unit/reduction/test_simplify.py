@@ -11,8 +11,8 @@ import torch
 from graphs_to_reduce import answers, searched
 from torch import Tensor, fx
 
-from minidbg.fx.copying import capture_by_dynamo
 from minidbg.core.kinds import Kind
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.core import Minimized, minimize
 
 Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
