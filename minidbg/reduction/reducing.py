@@ -210,7 +210,8 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
             whole, chance = reproducing_path(case, session)
             way = whole.spec.call, whole.backend, whole.spec.context
             another = way != (case.spec.call, case.backend, case.spec.context)
-            if search is None or another or chance.is_flaky or search.whole_passed:
+            is_open = not (search and (search.proven or search.is_out_of_budget))
+            if search is None or is_open or another or chance.is_flaky:
                 case, search = whole, searched(whole, session)
     except BudgetSpent:
         return Reduced(case, ended_by=session.budget)
@@ -344,9 +345,8 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> Search:
         around=lambda: run.entered_modes(case.spec.context),
     )
     try:
-        core.reduce_graph(search, simplify=True)
-    except NotReproduced:
-        search.whole_passed = True
+        with contextlib.suppress(NotReproduced):  # then nothing of it is proven
+            core.reduce_graph(search, simplify=True)
     except KeyboardInterrupt:
         session.interrupted = True
     return search

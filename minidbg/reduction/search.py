@@ -191,8 +191,6 @@ class Search:
     proven: Candidate | None = None
     """What no single removal made smaller."""
     is_out_of_budget: bool = False
-    whole_passed: bool = False
-    """Whether the whole, said to fail, did not when asked, or dynamo took nothing as it is."""
     latest: tuple[tuple[Verdict, float], ...] = ()
     """The last two answers, each with the seconds that it took."""
     neighbour: tuple[int, Candidate] | None = None

@@ -130,12 +130,8 @@ def _with_plainer(search: Search, change: Plainer, how: str, only: int | None = 
     return with_inputs(search, changes, how) if changes else None
 
 
-def plain_kinds(search: Search) -> Iterator[GraphEdit]:
-    """Try plain tensors for subclasses, local shards for DTensors; all at once, then one by one."""
-    yield from all_then_each(search, _of_plain_kind, "plain")
-
-
 def _of_plain_kind(value: Any) -> Tensor | None:
+    """A plain tensor for a subclass, the local shard for a DTensor."""
     plain = plain_stand_in(value) if is_constructed(value) else None
     return None if plain is None else flagged_as(value, plain)
 
@@ -406,7 +402,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
 
 SIMPLIFYING: tuple[tuple[str, Pass], ...] = (
     ("attributes", lift_attributes),
-    ("kinds", plain_kinds),
+    ("kinds", partial(all_then_each, change=_of_plain_kind, how="plain")),
     ("arguments", drop_arguments),
     ("sizes", shrink_sizes),
     ("dtypes", plain_dtypes),
@@ -422,27 +418,21 @@ MOST_SIMPLIFIED = 200
 
 
 def simplify_inputs_at_once(search: Search) -> Iterator[None]:
-    """Ask for the plainest inputs that eager takes, then for as much of the way as still fails.
+    """Ask for the plainest inputs that eager takes, then for as much of the way as still fails: of
+    what those passes would accept in turn if every candidate failed.
 
     Cost: one call if inputs do not matter, not one per size and stride; else ``log2(steps)`` more.
     """
     yield None
-    steps = steps_if_nothing_mattered(search)
-    if len(steps) < 2 or search.consider(steps[-1]):
-        return
-    last_that_holds(lambda index: search.consider(steps[index]), -1, len(steps) - 1)
-
-
-def steps_if_nothing_mattered(search: Search) -> list[Candidate]:
-    """What those passes would accept in turn if every candidate failed that runs in eager."""
-    plain = Outcome(Verdict.REPRODUCES)
     optimist = Search(
         search.best,
-        lambda candidates: [plain] * len(candidates),
+        lambda candidates: [Outcome(Verdict.REPRODUCES)] * len(candidates),
         max_calls=MOST_SIMPLIFIED,
         around=search.around,
         plainness=plainness,
     )
     with suppress(BudgetSpent):
         run_passes(optimist, OF_INPUTS)
-    return optimist.steps
+    steps = optimist.steps
+    if len(steps) > 1 and not search.consider(steps[-1]):
+        last_that_holds(lambda index: search.consider(steps[index]), -1, len(steps) - 1)
