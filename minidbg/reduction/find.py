@@ -108,13 +108,10 @@ def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
     return sorted(first.values())
 
 
-DISTANCES = (1, 2, 4)
+DISTANCES = (1, 4)
 """Dependency steps around the suspects, tried in this order."""
 SLICES = (4, 16, 64)
 """Dependency steps back from an op that fails when it runs: what it was given may have gone wrong long before."""
-FEW_SUSPECTS = 3
-"""Suspects up to which every distance is tried: many are a sign that words of the error only happen
-to be names of ops."""
 GROUPS = 3
 """Frames whose nodes are tried by themselves."""
 FEW_SUBSET_CALLS = 4
@@ -187,7 +184,7 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     )
     yield from ((units, {}) for units in itertools.chain(by_frame, by_text, around) if len(units) <= half)
     if not search.steps and len(suspects) <= half:
-        for steps in DISTANCES if len(suspects) <= FEW_SUSPECTS else DISTANCES[1:2]:
+        for steps in DISTANCES:
             wider = neighbourhood(subsets, suspects, steps)
             if len(wider) < len(subsets.units):
                 yield wider, {}
