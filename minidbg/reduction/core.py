@@ -124,35 +124,31 @@ def reduce_to_fixed_point(search: Search) -> None:
 
 
 def simplify_truly(search: Search) -> None:
-    """Plainer; once more, with the arguments as they were, where a plainer one had become the cause."""
-    before, steps = search.best, search.steps
-    simplify_for_a_while(search, SIMPLIFYING)
-    if is_another_cause(search):
-        search.best, search.steps, search.neighbour = before, steps, None
-        search.settled_sizes.clear()
-        simplify_for_a_while(search, tuple(row for row in SIMPLIFYING if row[0] != "arguments"))
-
-
-def simplify_for_a_while(search: Search, passes: Passes) -> None:
     """Plainer and plainer, and smaller where that became possible by it, until a whole round
-    changes nothing, but no longer than the reduction took so far; what that leaves is 1-minimal again."""
-    until, seconds = search.until, max(LEAST_SIMPLIFYING_S, time.monotonic() - search.started)
-    search.until = replace(until, at=min(until.at, until.clock() + seconds))
-    before: Candidate | None = None
-    try:
-        while search.best is not before:
-            is_first, before = before is None, search.best
-            search.plainness = plainness
-            # what a graph owns becomes inputs, and these are made plain all at once
-            at_first = (*passes[:2], ("all at once", simplify_inputs_at_once), *passes[2:])
-            run_passes(search, at_first if is_first else passes)
-            search.plainness = None
-            if search.best is not before:
-                reduce_to_fixed_point(search)
-    except BudgetSpent:
-        search.until, search.plainness = until, None
-        reduce_to_fixed_point(search)
-    search.until = until
+    changes nothing, but no longer than the reduction took so far; what that leaves is 1-minimal
+    again. Once more, with the arguments as they were, where a plainer one had become the cause."""
+    whole, steps, until = search.best, search.steps, search.until
+    for passes in (SIMPLIFYING, tuple(row for row in SIMPLIFYING if row[0] != "arguments")):
+        seconds = max(LEAST_SIMPLIFYING_S, time.monotonic() - search.started)
+        search.until = replace(until, at=min(until.at, until.clock() + seconds))
+        # what a graph owns becomes inputs, and these are made plain all at once
+        following = (*passes[:2], ("all at once", simplify_inputs_at_once), *passes[2:])
+        before: Candidate | None = None
+        try:
+            while search.best is not before:
+                before, search.plainness = search.best, plainness
+                run_passes(search, following)
+                following, search.plainness = passes, None
+                if search.best is not before:
+                    reduce_to_fixed_point(search)
+        except BudgetSpent:
+            search.until, search.plainness = until, None
+            reduce_to_fixed_point(search)
+        search.until = until
+        if not is_another_cause(search):
+            break
+        search.best, search.steps, search.neighbour = whole, steps, None
+        search.settled_sizes.clear()
 
 
 def minimize(
