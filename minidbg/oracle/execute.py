@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -50,18 +49,9 @@ BEFORE_INDUCTORS_KERNELS = (
 """Modules whose work is done when inductor begins to compile the kernels that it has generated."""
 
 
-def without_needless_stages(case: Case, *, wanted: bool) -> AbstractContextManager[list[str]]:
-    """Stop inductor after the last stage in which the expected failure can happen: a graph that
-    comes through it has passed.
-
-    The list gets an item when that happened; what was raised then means nothing.
-    """
-    stage = last_stage_needed(case) if wanted else None
-    return nullcontext([]) if stage is None else torch_internals.inductor_stopped_after(stage)
-
-
 def last_stage_needed(case: Case) -> torch_internals.InductorStop | None:
-    """The last stage of inductor, short of all, in which the case's failure can happen."""
+    """The last stage of inductor, short of all, in which the case's failure can happen: a graph
+    that comes through it has passed."""
     signature = case.signature
     if signature is None or (signature.kind, signature.direction) != (Kind.COMPILE, Direction.FORWARD):
         return None
@@ -103,12 +93,13 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     tensors = (value for value in case.inputs if isinstance(value, torch.Tensor))
     device = next((str(value.device) for value in tensors), "cpu")
     suspects: list[Suspects] = []
+    stage = None if to_the_end else last_stage_needed(case)
     with (
         restoring_generators(map(str, devices_of(case.inputs))),
         torch_internals.outside_tracing(),
         torch_internals.without_overrides(),
         torch_internals.graphs_given_to_backends() as reached,
-        without_needless_stages(case, wanted=not to_the_end) as stopped,
+        torch_internals.inductor_stopped_after(stage) as stopped,
     ):
         outcome = run.judge(
             run.Runnable(
@@ -122,7 +113,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
             witness=lambda error: suspects.append(named_in_case(error, case, reached)),
         )
     outcome = replace(outcome, device=device, suspects=next(iter(suspects), ()))
-    if stopped:
+    if stopped:  # what was raised means nothing
         reason = "it passed the stage that fails"
         outcome = Outcome(Verdict.GONE, reason=reason, seconds=outcome.seconds, device=device)
     if case.spec.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:

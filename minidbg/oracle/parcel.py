@@ -25,7 +25,7 @@ from minidbg.core.machine import HERE, Machine
 from minidbg.core.records import record_of
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
-from minidbg.oracle.execute import execute
+from minidbg.oracle.execute import execute, last_stage_needed
 
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""
@@ -52,7 +52,9 @@ def warmup_for(case: Case) -> workers.Warmup:
     or hang it, as it does them."""
     if case.spec.traits.dies:
         return workers.Warmup(warm="imports")
-    warm = "inductor" if case.backend.name == "inductor" else "imports"
+    stops_early = last_stage_needed(case) is torch_internals.InductorStop.LOWERING
+    inductor = "lowering" if stops_early else "inductor"
+    warm = inductor if case.backend.name == "inductor" else "imports"
     return workers.Warmup(case.backend.modules, warm)
 
 

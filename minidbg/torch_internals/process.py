@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from minidbg.torch_internals import devices
+from minidbg.torch_internals.backends import InductorStop, inductor_stopped_after
 from minidbg.torch_internals.operators import preserving_kernels
 from minidbg.torch_internals.private_names import private
 from minidbg.torch_internals.tensors import without_modes
@@ -106,8 +107,9 @@ def use_usual_threads() -> None:
     torch.set_num_threads(PROGRAM_THREADS[0])
 
 
-def warm_up_compiling(*, inductor: bool) -> None:
-    """Compile a little here, so forks of this process have every import and lazy table already.
+def warm_up_compiling(depth: str) -> None:
+    """Compile a little here, by aot_eager (``aot``) or inductor, to its end or to ``lowering``:
+    forks of this process have each import and lazy table that they need so far.
 
     One thread only: a child hangs where its parent had more. No autograd where children could not
     use it after that. No graph cache: a graph found there warms nothing up. Whatever a broken
@@ -116,21 +118,24 @@ def warm_up_compiling(*, inductor: bool) -> None:
     Imports alone with an accelerator: dynamo reads its generator's state; no child can use it then.
     """
     if devices.present():
-        import_for_compiling(inductor=inductor)
+        import_for_compiling(inductor=depth != "aot")
         return
     with_autograd = forks_survive_autograd()
     torch.set_num_threads(1)
     hub: Any = torch.hub
     hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread: no child has it
-    for backend in ("aot_eager", *(("inductor",) if inductor else ())):
-        # a broken backend: the children will meet it
-        with contextlib.suppress(Exception), without_graph_caches():
+    backend = "aot_eager" if depth == "aot" else "inductor"
+    for gradients in (*([True] if with_autograd else []), False):
+        with (
+            contextlib.suppress(Exception),  # a broken backend: the children will meet it
+            without_graph_caches(),
+            inductor_stopped_after(InductorStop.LOWERING if depth == "lowering" else None),
+            torch.set_grad_enabled(gradients),
+        ):
             compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
-            if with_autograd:
-                result: Any = compiled(torch.ones(4, requires_grad=True))
+            result: Any = compiled(torch.ones(4, requires_grad=gradients))
+            if gradients:
                 result.sum().backward()
-            with torch.no_grad():
-                compiled(torch.ones(4))
     with preserving_kernels():
         torch._dynamo.reset()
     leave_out_measurements()

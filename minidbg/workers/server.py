@@ -238,7 +238,7 @@ def warm_up(imports: Sequence[str], warm: str) -> None:
         if warm == "imports":
             torch_internals.import_for_compiling(inductor=False)
         else:
-            torch_internals.warm_up_compiling(inductor=warm == "inductor")
+            torch_internals.warm_up_compiling(warm)
 
 
 def starts_nothing(module: str) -> bool:
