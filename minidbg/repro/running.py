@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from minidbg import workers
+from minidbg import torch_internals, workers
 from minidbg.core import environment
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.judge.command import JUDGE_SCRIPT
@@ -77,7 +77,7 @@ def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.StandbyPl
 
     ``without``: variables of this process that it does not get, as the script may not need them.
     """
-    inductor = ("torch._inductor.compile_fx",) if backend == "inductor" else ()
+    inductor = torch_internals.INDUCTORS_TABLES if backend == "inductor" else ()
     modules = ("torch", "torch._dynamo", *inductor)
     given = {
         **workers.where_kernels_go(),

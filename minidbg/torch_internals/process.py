@@ -32,6 +32,14 @@ IMPORTED_LATE_BY_INDUCTOR = (
 )  # fmt: skip
 """What torch imports when it first compiles: all that can be made ready where an accelerator is."""
 
+INDUCTORS_TABLES = (
+    "torch._inductor.compile_fx", "torch._dynamo.backends.registry:_lazy_import",
+    "torch._inductor.codegen.common:init_backend_registration",
+    "torch._inductor.fx_passes.joint_graph:lazy_init",
+    "torch._inductor.fx_passes.post_grad:lazy_init", "torch.utils.cpp_extension",
+)  # fmt: skip
+"""Modules, and functions that import others and fill inductor's tables when it first compiles."""
+
 silence = contextlib.ExitStack()
 """What puts the process's warnings and anomaly detection back."""
 silent_blocks = 0

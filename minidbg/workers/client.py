@@ -65,7 +65,8 @@ STARTING = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class StandbyPlan:
-    """What an interpreter imports ahead of its script, and all of its variables."""
+    """What an interpreter imports, or calls (``module:function``), ahead of its script, and all of
+    its variables."""
 
     modules: tuple[str, ...]
     env: Mapping[str, str]

@@ -1,7 +1,7 @@
 """What runs a script as ``__main__`` in an interpreter that is already there. The standard library
 only, since it is started as a plain file too.
 
-    entry.py MODULE ...     import the modules, then do what the order says, a line of JSON on stdin
+    entry.py MODULE[:FUNCTION] ...    import, call, then follow the order, a line of JSON on stdin
 
 An order is ``{"argv": [script, ...]}``, for the script as ``python script ...`` would run it; or
 what ``run_script`` wants, for a run of watch's. The end of stdin ends the process.
@@ -172,8 +172,11 @@ def freezing_imports() -> Iterator[None]:
 def main(*modules: str) -> int:
     with freezing_imports():
         for name in modules:
+            module, _, function = name.partition(":")
             with contextlib.suppress(Exception):  # the script will say what is missing
-                importlib.import_module(name)
+                imported = importlib.import_module(module)
+                if function:
+                    getattr(imported, function)()
     line = sys.stdin.readline()
     if not line:
         return 0

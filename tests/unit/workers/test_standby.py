@@ -34,13 +34,13 @@ def script(folder: Path, text: str) -> list[str]:
 def test_it_runs_a_script_as_python_would_with_its_imports_made(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("found = 'beside it'")
     text = (
-        "import sys, os; print('colorsys' in sys.modules, sys.argv[1:], __name__, os.listdir('.'))\n"
+        "import sys, os; print('colorsys' in sys.modules, sys.modules['mimetypes'].inited, sys.argv[1:], __name__, os.listdir('.'))\n"
         "import beside_it; print(beside_it.found, file=sys.stderr); sys.exit(3)"
     )
-    with started("colorsys") as ahead:
+    with started("colorsys", "colorsys:missing", "mimetypes:init") as ahead:
         ended = ahead.start([*script(tmp_path, text), "--x"], seconds=60)()
     assert ended is not None
-    assert (ended.exit_status, ended.stdout) == (3, "True ['--x'] __main__ []\n")
+    assert (ended.exit_status, ended.stdout) == (3, "True True ['--x'] __main__ []\n")
     assert ended.stderr_tail == "beside it\n"
 
 
