@@ -296,6 +296,7 @@ def test_pytest(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert (len(journey.started), journey.calls) == (1, 0)
 
 
+@pytest.mark.slow
 def test_watch(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """One sweep over the folder: the daemon and the interpreter whose forks judge; the verdict is on the screen."""
     journey = travel("-m", "minidbg", "watch", "--once", "minidbg_repros", folder=wrapped.folder)

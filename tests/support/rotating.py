@@ -40,7 +40,7 @@ integration/test_ended_reductions.py::test_ctrl_c_of_the_command_writes_the_best
 integration/test_by_chance.py::test_a_failure_in_half_of_its_runs_is_reduced_to_its_culprit
 integration/test_main_path.py::test_reducing_a_repro_that_was_edited_by_hand
 integration/test_readme.py::test_the_program_of_the_first_page_ends_as_shown
-property/test_verdict.py::test_the_programs_of_wrong_results_are_silent_in_wider_arithmetic
+property/test_verdict.py::test_all_programs[programs of wrong results are silent in wider arithmetic]
 golden/test_golden.py::test_golden_script_shows_its_failure_in_a_clean_interpreter[accuracy_direct]
 unit/report/test_issue.py::test_a_report_is_run_asks_other_backends_and_has_the_versions
 unit/judge/test_command.py::test_dangerous_scripts_live_to_tell_the_verdict[segfaults_in_run_on_relu-hang-3-crashed: ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rotating import day
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -125,7 +126,7 @@ def all_differences(names: Iterable[str], dtypes: Iterable[torch.dtype], most_sa
 
 
 def test_usual_operators_give_eagers_bits_under_each_mode() -> None:
-    names = NAMED_QUICK.split()
+    names = NAMED_QUICK.split()[day() % 3 :: 3]  # the slow test asks them all
     assert all_differences(names, [torch.float32, torch.float64], 2) == []
 
 
