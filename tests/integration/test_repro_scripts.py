@@ -118,11 +118,12 @@ def test_a_torch_without_a_private_name_of_the_judge_is_125(tmp_path, elsewhere)
     assert "torch._TorchCompileWrapper" in found["reason"]
 
 
-def test_a_capture_says_that_it_judges_nothing(tmp_path, elsewhere):
-    script = write(relu_case(), tmp_path / "r.py", Form.CAPTURE)
-    status, said, erred = ended(script, cwd=elsewhere)
-    assert (status, said) == (125, "")
-    assert "minidbg reduce" in erred
+@pytest.mark.parametrize(("form", "who"), [(Form.CAPTURE, "reduce"), (Form.SHOWS, "check")])
+def test_a_script_that_judges_nothing_ends_with_125_and_says_who_does(tmp_path, elsewhere, form, who):
+    script = write(relu_case(), tmp_path / "r.py", form)
+    status, _, erred = ended(script, cwd=elsewhere)
+    assert status == 125
+    assert f"minidbg {who}" in erred
     assert judged(script, cwd=elsewhere)[1]["verdict"] == "reproduces"
 
 
@@ -139,15 +140,6 @@ def test_script_and_tensors_can_move_together(tmp_path, elsewhere):
     for file in (script, script.with_suffix(".safetensors")):
         shutil.move(file, elsewhere / file.name)
     assert run(elsewhere / "r.py").verdict is Verdict.REPRODUCES
-
-
-def test_a_script_is_a_pytest_module(tmp_path, elsewhere):
-    failing = write(relu_case(), tmp_path / "r.py")
-    status, said, _ = ended("-m", "pytest", "-q", "-p", "no:cacheprovider", failing, cwd=elsewhere)
-    assert status == 1
-    assert "ValueError: no relu here" in said
-    fixed = write(relu_case(backend=BackendRef("eager", '"eager"')), tmp_path / "fixed.py")
-    assert ended("-m", "pytest", "-q", "-p", "no:cacheprovider", fixed, cwd=elsewhere)[0] == 0
 
 
 LOOKS = """\
