@@ -19,9 +19,6 @@ from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.oracle.execute import execute
-from minidbg.reduction import reducing
-from minidbg.reduction.result import Limits
-from minidbg.repro import read_header
 
 pytestmark = pytest.mark.slow
 
@@ -59,12 +56,6 @@ def test_the_server_answers_as_this_process_does_and_is_used_again() -> None:
     assert [one.verdict for one in here] == [Verdict.REPRODUCES, Verdict.GONE]
     assert [one.signature for one in here] == [one.signature for one in there[:2]]
     assert "Segmentation fault" in there[2].stderr
-
-
-def test_whole_reduction_in_spawned_workers(tmp_path: Path) -> None:
-    case = case_of(planted.raises_on_relu)
-    written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(seconds=120))
-    assert read_header(written.path).nodes == 1
 
 
 PROGRAM = """

@@ -48,13 +48,6 @@ def test_everything_written_is_read_back(make_case, tmp_path):
     assert header.nodes == 1
 
 
-def test_half_a_surrogate_makes_no_other_failure(make_case, tmp_path):
-    signature = Signature(Kind.COMPILE, types=("T",), message="a file a\udc80.cpp \U0001f600 \x7f\t\u2028")
-    assert signature.matches(
-        read_header(write(make_case(signature=signature), tmp_path / "r.py")).spec.signature
-    )
-
-
 def test_a_published_header_holds_of_a_long_message_what_the_failure_is_recognised_by(make_case, tmp_path):
     said = "ValueError: no relu here, in any of the tiles\n  of the first kernel\n" + "    ops.load\n" * 50
     path = write(make_case(provenance=Provenance(message=said)), tmp_path / "r.py")
@@ -156,26 +149,7 @@ def test_an_unpublished_torch_is_said_in_a_comment(make_case, tmp_path):
     assert read_header(tmp_path / "r.py").dependencies == ("torch",)
 
 
-def test_suspects_of_a_capture_reach_the_process_that_reduces_it(make_case, tmp_path):
-    case = make_case(provenance=Provenance(suspects=("add_2 linear", "relu")))
-    assert read_header(write(case, tmp_path / "r.py")).provenance.suspects == ("add_2 linear", "relu")
-
-
-def test_remarks_on_the_backend_are_comments(make_case, tmp_path):
-    backend = BackendRef("b", '"b"', remarks=("b is an editable install of /src/b\n# ///",))
-    text = write(make_case(backend=backend), tmp_path / "r.py").read_text()
-    assert "# # b is an editable install of /src/b # ///" in text
-    read_header(tmp_path / "r.py")
-
-
 def test_stored_tensors_bring_their_readers(make_case, tmp_path):
     case = make_case(inputs=(torch.randn(30, 30),))
     path = write(case, tmp_path / "r.py", exactness=Exactness.EXACT)
     assert read_header(path).dependencies == ("torch==2.13.0", "safetensors", "numpy")
-
-
-def test_what_a_person_adds_on_a_line_of_its_own_counts(make_case, tmp_path):
-    path = write(make_case(), tmp_path / "r.py")
-    path.write_text(path.read_text().replace("# schema", '# device = "cuda:1"\n# schema'))
-    header = read_header(path)
-    assert (header.spec.device, header.nodes) == ("cuda:1", 1)

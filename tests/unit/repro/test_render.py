@@ -26,50 +26,6 @@ def with_constant(value):
     return graph_of(lambda g, x: (g.call_function(torch.add, (x, g.get_attr("mask"))),), root={"mask": value})
 
 
-MODEL_AND_INPUTS = """
-import torch
-
-backend = "eager"
-
-
-class Repro(torch.nn.Module):
-    def forward(self, x):
-        relu = x.relu()
-        return (relu,)
-
-
-def inputs(device="cpu"):
-    torch.manual_seed(0)
-    x = torch.randn(4, 8, device=device)
-    return (x,)
-"""
-
-
-def test_the_model_and_its_inputs_come_first(make_case):
-    assert top_of(make_case()).rstrip() == MODEL_AND_INPUTS.strip()
-
-
-@pytest.mark.parametrize("form", [Form.SHORT, Form.SHOWS])
-def test_how_a_script_judges_stands_below_the_failure(make_case, form):
-    """Above it stands what imports need: one that fails must not end a script with 1, one of dynamo reads whether it may cache."""
-    text = render(make_case(), form).text
-    above = text.partition("def test_repro" if form is Form.SHORT else "    import itertools")[0]
-    lines = above.partition('"""\n')[2].splitlines()
-    assert lines[0].startswith('if __name__ == "__main__":  # ')
-    assert "TORCHINDUCTOR_FX_GRAPH_CACHE" in lines[1]
-    assert lines[2].startswith("    sys.excepthook = ")
-    assert lines[3:5] == ["import torch", ""]
-    assert "getopt" not in above
-
-
-def test_a_compile_repro_has_at_most_sixty_lines_and_model_and_inputs_come_first(make_case):
-    lines = render(make_case()).text.splitlines()
-    assert len(lines) <= 60
-    assert any(line.startswith("class Repro") for line in lines[:20])
-    assert any("return (x,)" in line for line in lines[:30])
-    assert "no relu here" in lines[0]
-
-
 @pytest.mark.parametrize("form", Form)
 def test_a_script_never_names_minidbg_in_its_code(make_case, form):
     tree = ast.parse(render(make_case(), form).text)
