@@ -13,9 +13,9 @@ import torch
 from constructs import CONSTRUCTS, MIXED, TRACED_ONCE, Construct, sandwich
 from fails_on import name_of, raises_on
 from support.command_line import python
+from support.failing import failing_program
 from support.graphs_to_write import assert_round_trip
 from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
-from support.quick_path import failing_program, take_the_quick_path
 from support.travelled import assert_same_case, case_of_program, travelled
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing._internal.two_tensor import TwoTensor
@@ -25,11 +25,8 @@ from minidbg.codegen.module_text import instantiate, write_module
 from minidbg.codegen.size import targets_of_calls
 from minidbg.fx.copying import capture_by_dynamo
 
-QUICK = {
-    "dynamic_not_needed", "checkpoint", "write_through_a_view",
-}  # fmt: skip
-ROUND_TRIPS = QUICK | {
-    "item", "in_a_branch", "graph_break", "conjugated", "float8_e5m2",
+ROUND_TRIPS = {
+    "dynamic_not_needed", "checkpoint", "write_through_a_view", "item", "in_a_branch", "graph_break", "conjugated", "float8_e5m2",
     "all_dynamic", "alone_in_a_branch", "in_a_map", "in_an_autocast_block", "grad_mode_block", "aliased_inputs", "no_leaf", "expanded",
     "several_outputs", "uint64", "no_grad_around", "tied_weights",
 }  # fmt: skip
@@ -46,18 +43,11 @@ def each(chosen: Any, by_default: Any) -> Any:
     return pytest.mark.parametrize("construct", rows)
 
 
-@each(lambda one: one.backend, by_default=lambda one: one.name in QUICK)
-def test_what_fails_is_reduced_to_just_that(
-    construct: Construct, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_the_quick_path(monkeypatch)
-    assert_smallest(construct, tmp_path)
-
-
-def assert_smallest(construct: Construct, folder: Path) -> None:
+@each(lambda one: one.backend, by_default=lambda one: False)
+def test_what_fails_is_reduced_to_just_that(construct: Construct, tmp_path: Path) -> None:
     with construct.around():
         found = failing_program(
-            construct.function, construct.args(), construct.backend, folder, **construct.given
+            construct.function, construct.args(), construct.backend, tmp_path, **construct.given
         )
     assert found.ops == construct.ops
     assert found.case.provenance.certified
@@ -89,11 +79,8 @@ def test_dynamo_traces_what_is_written_of_it_as_it_was(construct: Construct) -> 
 
 
 @pytest.mark.slow
-def test_each_graph_of_a_broken_program_is_answered_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_graph_of_a_broken_program_is_answered_for_itself(tmp_path: Path) -> None:
     """Two graphs with different failures, and one of them again for another number of dimensions."""
-    take_the_quick_path(monkeypatch)
     backend = minidbg.wrap(raises_on_two, repro_dir=tmp_path, on_failure="fallback")
     compiled = torch.compile(two_bugs, backend=backend)
     for shape in ((4, 4), (4, 4), (2, 3, 4)):

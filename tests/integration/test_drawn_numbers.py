@@ -97,10 +97,9 @@ def test_healthy_random_numbers_pass(
 
 
 @pytest.mark.slow
-def test_inductor_promotes_a_normal_of_half_and_float(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from support.quick_path import failing_program, take_the_quick_path
+def test_inductor_promotes_a_normal_of_half_and_float(tmp_path: Any) -> None:
+    from support.failing import failing_program
 
-    take_the_quick_path(monkeypatch)
     inputs = torch.ones(8, dtype=torch.float16), torch.ones(8)
     if (
         torch.compile(lambda mean, std: torch.normal(mean, std), backend="inductor")(*inputs).dtype

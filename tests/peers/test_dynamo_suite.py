@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.quick_path import failing_program
+from support.failing import failing_program
 from torch import fx
 from torch.ao import quantization
 from torch.ao.nn.intrinsic import qat
@@ -45,11 +45,12 @@ def chain(before: int, after: int, *, relu: bool = True) -> Callable[[torch.Tens
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [(COMPILE_ERROR, Kind.COMPILE), (RUNTIME_ERROR, Kind.RUNTIME), (ACCURACY_ERROR, Kind.ACCURACY)],
 )
-def test_after_dynamo_error(backend: str, kind: Kind, way: str, tmp_path: Path) -> None:
+def test_after_dynamo_error(backend: str, kind: Kind, tmp_path: Path) -> None:
     """test_after_dynamo_{compile,runtime,accuracy}_error and test_if_graph_minified; upstream's repro of the runtime error keeps
     all 43 nodes. test_after_dynamo_non_leaf_compile_error is ``no_leaf`` in the table of constructs.
     """

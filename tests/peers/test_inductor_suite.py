@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as inductor_config
-from support.quick_path import Found, failing_program
+from support.failing import Found, failing_program
 from torch import nn
 
 import minidbg

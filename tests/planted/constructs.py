@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from support.quick_path import Found
+    from support.failing import Found
 
 
 @dataclass(frozen=True)
