@@ -14,7 +14,6 @@ from minidbg.workers.client import start_server as start_server
 from minidbg.workers.client import stream_to_the_user as stream_to_the_user
 from minidbg.workers.client import submit as submit
 from minidbg.workers.client import submit_to_server as submit_to_server
-from minidbg.workers.fork import call_in_fork as call_in_fork
 from minidbg.workers.interpreter import run_python as run_python
 from minidbg.workers.kernel_cache import own_kernel_cache as own_kernel_cache
 from minidbg.workers.kernel_cache import remove_unfinished as remove_unfinished

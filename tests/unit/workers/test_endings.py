@@ -66,6 +66,23 @@ def raises(argument: Mapping[str, Any], note: Any) -> None:
     raise ValueError("a fault")
 
 
+def ends(argument: Mapping[str, Any], note: Any) -> Any:
+    match argument["how"]:
+        case "a long answer":
+            return "x" * 30_000_000
+        case "no JSON":
+            return object()
+        case "an exit":
+            sys.exit(3)
+        case "an interrupt of its own":
+            raise KeyboardInterrupt
+        case "in the midst of its answer":
+            real = os.write
+            os.write = lambda stream, data: (real(stream, bytes(data)[:20]), os._exit(0))  # type: ignore[assignment]
+            return "x" * 100
+    os._exit(0)
+
+
 def crashes(argument: Mapping[str, Any], note: Any) -> None:
     note("about to")
     ctypes.string_at(0)
@@ -128,6 +145,21 @@ def raises_in_the_child(folder: Path) -> None:
     assert "ValueError: a fault" in workers.submit(request("raises")).result().error
 
 
+def answers_at_length(folder: Path) -> None:
+    assert len(workers.submit(request("ends", how="a long answer")).result().value) == 30_000_000
+
+
+def has_no_answer(folder: Path) -> None:
+    """It never returns into the server's code."""
+    for how, error in {
+        "no JSON": "TypeError", "an exit": "SystemExit: 3", "an interrupt of its own": "KeyboardInterrupt",
+        "in the midst of its answer": "", "without a word": "",
+    }.items():  # fmt: skip
+        ended = workers.submit(request("ends", how=how)).result()
+        assert (ended.answered, error in ended.error) == (False, True), how
+    is_answered(folder)
+
+
 def is_not_there(folder: Path) -> None:
     assert "no_such_function" in workers.submit(request("no_such_function")).result().error
 
@@ -146,6 +178,7 @@ def passes_its_time(folder: Path) -> None:
     assert (ended.timed_out, ended.note) == (True, "asleep")
     assert "in hangs" in ended.stderr_tail
     assert has_gone(pid_in(folder / "pid"))
+    is_answered(folder)
 
 
 def passes_its_memory(folder: Path) -> None:
@@ -154,8 +187,10 @@ def passes_its_memory(folder: Path) -> None:
 
 
 def is_cut_off_by_its_deadline(folder: Path) -> None:
+    server = workers.start_server().pid
     late = replace(request("hangs", pid=str(folder / "pid")), seconds=3, deadline=Deadline.after(3.0))
     assert workers.submit(late).result().timed_out
+    assert workers.start_server().pid == server
 
 
 def is_cancelled(folder: Path) -> None:
@@ -321,7 +356,7 @@ def has_a_server_of_its_own(folder: Path) -> None:
 
 
 ENDINGS = (
-    is_answered, crashes_in_c, raises_in_the_child, is_not_there, is_in_no_module, passes_its_time, passes_its_memory,
+    is_answered, answers_at_length, has_no_answer, crashes_in_c, raises_in_the_child, is_not_there, is_in_no_module, passes_its_time, passes_its_memory,
     is_cut_off_by_its_deadline, is_cancelled, is_interrupted, hears_the_first_interrupt,
     asks_two_at_once_of_which_one_crashes, is_killed_while_its_question_hangs,
     passes_its_time_while_its_question_hangs, loses_its_supervisor, loses_its_server, loses_the_program,

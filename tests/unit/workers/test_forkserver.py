@@ -20,7 +20,6 @@ from support.command_line import python
 from torch import fx
 
 from minidbg import backends, oracle, torch_internals, workers
-from minidbg.core.machine import NEVER, Deadline
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.workers import server
@@ -28,14 +27,10 @@ from minidbg.workers import server
 HERE = f"{Path(__file__).stem}:"
 
 
-def asked(
-    name: str, *, warm: str = "", seconds: float = 60, deadline: Deadline = NEVER, **argument: Any
-) -> workers.Ended:
+def asked(name: str, *, warm: str = "", seconds: float = 60, **argument: Any) -> workers.Ended:
     """What the function of this name answers in a fork of the server."""
     fork = workers.Warmup(warm=warm)
-    request = workers.Request(
-        call=HERE + name, argument=argument, seconds=seconds, deadline=deadline, fork=fork
-    )
+    request = workers.Request(call=HERE + name, argument=argument, seconds=seconds, fork=fork)
     return workers.submit(request).result()
 
 
@@ -90,15 +85,6 @@ def test_child_has_autograd_whatever_ran_here_and_whatever_the_server_has_compil
     assert asked("has_autograd", warm=warm).value is True
 
 
-def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    done = asked("sleep", pid_file=str(pid_file), seconds=1)
-    assert (done.timed_out, done.answered, done.note) == (True, False, "asleep")
-    assert "in sleep" in done.stderr_tail
-    assert not psutil.pid_exists(int(pid_file.read_text()))
-    assert asked("echo", value=2).value[0] == 2
-
-
 def test_what_is_no_text_on_the_import_path_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python passes over it, and a program may have put a Path there."""
     monkeypatch.syspath_prepend("here")
@@ -149,18 +135,6 @@ def test_a_time_limit_of_the_askers_own_ends_the_wait_and_the_question(tmp_path:
     while psutil.pid_exists(int(pid_file.read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.pid_exists(int(pid_file.read_text()))
-
-
-def test_a_question_that_its_deadline_cuts_off_leaves_the_server_to_the_next(tmp_path: Path) -> None:
-    asked("echo", value=6)
-    pid = workers.start_server().pid
-    done = asked("sleep", pid_file=str(tmp_path / "pid"), seconds=1, deadline=Deadline.after(1.0))
-    assert (done.timed_out, done.note) == (True, "asleep")
-    assert workers.start_server().pid == pid
-
-
-def test_function_that_is_not_there_is_an_error_that_names_it() -> None:
-    assert "no_such_function" in asked("no_such_function").error
 
 
 # ---- the asker is left alone -----------------------------------------------------------------------
