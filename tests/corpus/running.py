@@ -156,6 +156,7 @@ VARIABLE: tuple[tuple[str, str], ...] = (
     (r"\b20\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?\S*", "DATE"),
     (r"\bminidbg\.[\w.]*\.(?=[A-Z])", "minidbg."),
     (r"(?m)[ \t]+$", ""),
+    (r"(?m)(^ *\S+\.(h|cpp):\d+:\d+: .*\n)+", "What a C++ compiler says.\n"),
 )
 """What differs from run to run, from machine to machine and from torch to torch, and what stands for it."""
 
