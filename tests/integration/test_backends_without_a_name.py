@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,14 +163,6 @@ def test_a_closure_is_reduced_and_its_script_is_judged_once_it_has_its_backend(t
     assert repro.run(found).verdict is Verdict.REPRODUCES
 
 
-@pytest.mark.slow
-def test_a_lock_is_the_reason_why_a_graph_is_kept_as_it_is(tmp_path: Path) -> None:
-    report = failing(make(3, held=threading.Lock()), tmp_path)
-
-    assert ".cos()" in kept_in(report)
-    assert "it cannot be pickled: TypeError: cannot pickle '_thread.lock' object" in report.line
-
-
 def test_a_compiled_function_is_a_reason_as_well(tmp_path: Path) -> None:
     report = failing(make(3, held=torch.compile(program, backend="eager")), tmp_path)
 
@@ -309,14 +300,6 @@ def test_a_closure_of_the_program_s_script_is_taken_from_there_later(tmp_path: P
     assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "minidbg_repros").glob("*.py")] == [
         reduced.stdout.strip()
     ]
-
-
-@pytest.mark.slow
-def test_a_function_of_the_script_that_no_source_can_be_copied_of_is_pickled(tmp_path: Path) -> None:
-    made = "exec(\"def unwritten(gm, example_inputs):\\n    raise NotImplementedError('no kernel')\")"
-    ended = run_program(tmp_path, backend="unwritten", local=made)
-
-    assert "a reduced graph whose backend is to be filled in, a function of <string>:1" in ended.stdout, ended
 
 
 @pytest.mark.slow

@@ -159,14 +159,3 @@ def test_a_killed_reduce_command_ends_as_one_that_was_left_alone(tmp_path: Path)
     written = json.loads(python(*command[1:], cwd=tmp_path, check=True).stdout)
     assert Path(written["path"]).name == Path(alone["path"]).name
     assert written["certified"]
-
-
-def test_two_jobs_leave_the_same_repro(tmp_path: Path) -> None:
-    capture = capture_in(tmp_path)
-    names = []
-    for jobs in ("1", "2"):
-        done = cli(
-            "reduce", capture, "--json", "--jobs", jobs, "--dir", f"with{jobs}", cwd=tmp_path, check=True
-        )
-        names.append(Path(json.loads(done.stdout)["path"]).name)
-    assert names[0] == names[1]

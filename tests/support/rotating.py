@@ -48,7 +48,7 @@ unit/judge/test_command.py::test_dangerous_scripts_live_to_tell_the_verdict[segf
 """One of each area, always asked, with the first pairs of transparency."""
 
 ASKED_BY = {
-    "backends": "integration/test_references integration/test_backends_without_a_name integration/test_third_party",
+    "backends": "integration/test_references integration/test_backends_without_a_name",
     "codegen": "integration/test_constructs integration/test_repro_scripts golden",
     "commands": "integration/test_main_path integration/test_readme integration/test_run",
     "core": "integration/test_readme integration/test_package",
