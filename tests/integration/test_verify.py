@@ -9,7 +9,6 @@ import contextlib
 import gc
 import random
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -471,44 +470,6 @@ def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: A
     assert not answers.cases
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("verify", ["first", "always"])
-def test_hooks_on_what_autograd_saves_see_the_programs_own_calls_alone(verify: Any, answers: Answers) -> None:
-    """``checkpoint`` counts what is saved, and raises in its hook to end a recomputation early."""
-
-    def gradients(backend: Any) -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        layer = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Dropout(0.5))
-        compiled = torch.compile(layer, backend=backend)
-        for _ in range(2):
-            torch.utils.checkpoint.checkpoint(
-                compiled, torch.randn(3, 4), use_reentrant=False
-            ).sum().backward()
-        return [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
-
-    expected, found = gradients("aot_eager"), gradients(wrap("aot_eager", verify=verify))
-    assert expected
-    assert all(map(torch.equal, expected, found))
-    assert not answers.cases
-
-
-@pytest.mark.slow
-def test_dynamo_traces_nothing_of_ours_in_a_backward(answers: Answers) -> None:
-    """It is active in the rest of a frame that was broken before ``autograd.grad``, and warns of what it cannot trace."""
-
-    layer = nn.Linear(12, 1)
-
-    def gradient(x: torch.Tensor) -> torch.Tensor:
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(layer(x).sum(), x)[0]
-
-    with warnings.catch_warnings(record=True, action="always") as heard:
-        found = call(gradient, GRID, backend="aot_eager")
-    assert torch.equal(found, layer.weight.expand(5, 12))
-    assert not [str(one.message) for one in heard if "trace" in str(one.message)]
-    assert not answers.cases
-
-
 class DoublesSin(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **kwargs or {})
@@ -788,14 +749,6 @@ def compiled_steps(backend: Any) -> list[torch.Tensor]:
         optimizer.zero_grad()
     momenta = [optimizer.state[one]["momentum_buffer"] for one in model.parameters()]
     return [*(one.detach() for one in model.parameters()), *momenta]
-
-
-@pytest.mark.slow
-def test_compiled_optimizer_steps_once(answers: Answers) -> None:
-    """The graph of the first step writes to parameters and holds no buffer."""
-    for alone, wrapped in zip(compiled_steps("aot_eager"), compiled_steps(wrap("aot_eager")), strict=True):
-        assert torch.equal(alone, wrapped)
-    assert not answers.cases
 
 
 def test_wrong_step_of_an_optimizer_is_found() -> None:

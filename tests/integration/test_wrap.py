@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -564,17 +564,6 @@ def test_work_on_a_failure_is_not_itself_answered() -> None:
     assert report_of(inner[0]) is None
 
 
-def test_the_rng_stream_is_that_of_the_program_after_a_failure() -> None:
-    def after(backend: Any) -> torch.Tensor:
-        torch._dynamo.reset()
-        torch.manual_seed(3)
-        fail(lambda: torch.compile(lambda x: x + torch.rand(2), backend=backend)(torch.ones(2)))
-        return torch.rand(3)
-
-    assert torch.equal(after(raises_when_called), after(wrap(raises_when_called)))
-    assert torch.equal(after(raises), after(wrap(raises)))
-
-
 def test_the_same_failure_again_is_answered_from_memory(answers: Answers) -> None:
     compiled = torch.compile(double, backend=wrap(raises_when_called))
     for _ in range(3):
@@ -869,14 +858,6 @@ def test_one_reduction_for_a_signature_and_the_rest_later(answers: Answers) -> N
     assert "same failure as" in answers.cases[1].provenance.notes[-1]
 
 
-def test_out_of_memory_is_captured_and_not_reduced(answers: Answers) -> None:
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
-
-    fail(lambda: torch.compile(double, backend=wrap(backend, reference="test_wrap:raises"))(torch.ones(2)))
-    assert answers.settings[0].reduce is Reduce.LATER
-
-
 def test_in_a_job_of_several_ranks_reduction_waits(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     fail(lambda: torch.compile(double, backend=wrap(raises))(torch.ones(2)))
@@ -887,48 +868,7 @@ def test_in_a_job_of_several_ranks_reduction_waits(answers: Answers, monkeypatch
 # ---- inductor itself
 
 
-def sums_up(x: torch.Tensor) -> torch.Tensor:
-    """One op whose lowering the tests below replace."""
-    return torch.cumsum(x + 1, 0)
-
-
-@pytest.fixture
-def no_graph_caches() -> Iterator[None]:
-    """A cached graph is not lowered again."""
-    from torch._functorch import config as functorch_config
-    from torch._inductor import config as inductor_config
-
-    with inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
-        yield
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_graph_caches")
-def test_an_inductor_error_keeps_its_type_and_gets_the_note(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TORCH.md: InductorError is a ShortenTraceback and yet a failure; it takes the note directly."""
-    from torch._inductor import lowering
-    from torch._inductor.exc import InductorError
-
-    def no_lowering(*_: Any, **__: Any) -> Any:
-        raise ValueError("no lowering for this one")
-
-    monkeypatch.setitem(lowering.lowerings, torch.ops.aten.cumsum.default, no_lowering)
-    error = fail(lambda: torch.compile(sums_up, backend=wrap("inductor"))(torch.ones(3)))
-    assert type(error) is InductorError
-    assert error.__notes__ == ["minidbg: report 1"]
-    assert report_of(error) is report_of(error.inner_exception)
-    case = answers.cases[0]
-    assert case.kind is Kind.COMPILE
-    assert case.backend.expression == "'inductor'"
-    assert case.provenance.line == "return torch.cumsum(x + 1, 0)"
-    printed = "".join(traceback.format_exception(error)).strip().splitlines()
-    assert printed[-1] == "minidbg: report 1"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_graph_caches")
 def test_inductor_failing_in_the_backward_is_captured(answers: Answers) -> None:
     from torch._inductor import config
     from torch._inductor.exc import InductorError
@@ -939,7 +879,11 @@ def test_inductor_failing_in_the_backward_is_captured(answers: Answers) -> None:
 
     x = torch.randn(3, requires_grad=True)
     with config.patch(post_grad_custom_pre_pass=refuses_backward_graphs):
-        loss = torch.compile(sums_up, backend=wrap("inductor", verify="never"))(x).square().sum()
+        loss = (
+            torch.compile(lambda x: torch.cumsum(x + 1, 0), backend=wrap("inductor", verify="never"))(x)
+            .square()
+            .sum()
+        )
         error = fail(loss.backward)
     assert type(error) is InductorError
     assert error.__notes__ == ["minidbg: report 1"]
