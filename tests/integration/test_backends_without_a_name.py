@@ -196,19 +196,6 @@ def test_a_child_that_cannot_unpickle_it_says_nothing_about_the_failure(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [BreaksElsewhere(3), EndsProcesses(3)])
-def test_a_question_whose_child_cannot_unpickle_it_has_no_answer(
-    backend: Any, tmp_path: Path, cases: list[Case]
-) -> None:
-    failing(backend, tmp_path)
-    with (
-        oracle.pickled_for_children(cases[0]) as case,
-        pytest.raises(minidbg.MinidbgError, match="unpickl"),
-    ):
-        oracle.ask(case, seconds=60)
-
-
-@pytest.mark.slow
 def test_it_is_unpickled_in_the_fork_of_each_question_and_never_in_the_server(
     tmp_path: Path, cases: list[Case]
 ) -> None:

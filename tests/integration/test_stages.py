@@ -1,52 +1,25 @@
-"""Stages of real repros, each run in child processes."""
+"""Stages of real repros; what is made of their verdicts is asked of stand-ins in tests/unit/report."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import fails_on
-import planted_backends as planted
-import planted_compilers
 import pytest
 import torch
 
 import minidbg
-from minidbg import backends, repro
+from minidbg import repro
 from minidbg.core.errors import NotReproduced
-from minidbg.core.outcome import Verdict
-from minidbg.core.run_spec import CallPath, Level
+from minidbg.core.run_spec import BackendRef, CallPath, Level, RunSpec
+from minidbg.fx.case import Case
 from minidbg.report.stages import find_stages, keep_stages, stages_of
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("repros") / "relu.py"
-    return minidbg.save_repro(lambda x: torch.relu(x) + 1, [torch.randn(3)], planted.raises_on_relu, path)
-
-
-@pytest.mark.slow
-def test_a_backend_of_its_own_is_told_from_the_stages_before_it(script: Path) -> None:
-    report = find_stages(script)
-    assert list(report.verdicts.values()) == [Verdict.GONE] * 3 + [Verdict.REPRODUCES]
-    assert report.guilty == "planted_backends.raises_on_relu"
-    assert "aot_eager_decomp_partition pass;" in report.sentence
-
-
-@pytest.mark.slow
-def test_what_a_program_can_change_is_tried(tmp_path: Path) -> None:
-    """A backend that fails where both ops are in one graph."""
-    program, backend = lambda x: torch.relu(x).sin(), fails_on.raises_on("relu", "sin")
-    report = find_stages(minidbg.save_repro(program, [torch.randn(3)], backend, tmp_path / "both.py"))
-    assert report.passes == ("a graph break between its ops",)
-    assert report.sentence.endswith("fails; passes with a graph break between its ops")
-
-
-@pytest.mark.slow
-def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> None:
-    backend = backends.find_reference(planted_compilers.raises_on_relu)
-    case = minidbg.load(script).with_spec(level=Level.ATEN, call=CallPath.DIRECT, backend=backend)
-    path = repro.write(case, tmp_path / "aten.py")
+def test_a_graph_of_aot_autograd_has_no_stages(tmp_path: Path) -> None:
+    graph = torch.fx.symbolic_trace(lambda x: (torch.ops.aten.relu.default(x),))
+    spec = RunSpec(BackendRef("eager", '"eager"'), level=Level.ATEN, call=CallPath.DIRECT)
+    path = repro.write(Case(graph, (torch.ones(3),), spec), tmp_path / "aten.py", repro.Form.CAPTURE)
     with pytest.raises(NotReproduced, match="no stages"):
         find_stages(path)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import cli, python
+from support.command_line import python
 from support.toy_repros import Checkout, git, script
 from support.watch_driver import WatchProcess, steady, watching
 
@@ -156,20 +156,3 @@ def test_each_state_of_the_sources_is_built_once(lab: Lab) -> None:
         assert (lab.folder / "builds.txt").read_text().split() == ["built"] * 2
         assert running.flips() == [("FIXED", "relu.py")]
         assert running.stop() == 0
-
-
-def test_bisect_builds_as_watch_does_and_counts_every_commit_it_ran(lab: Lab) -> None:
-    (lab.source / "pyproject.toml").write_text('[tool.minidbg.watch]\nbuild = "sh build.sh"\n')
-    commits = []
-    for number, body in enumerate([WORKS, WORKS, WORKS, FAILS, FAILS, FAILS]):
-        lab.write("relu", body)
-        (lab.source / "number.txt").write_text(str(number))
-        git(lab.source, "add", ".")
-        git(lab.source, "commit", "-q", "-m", f"commit {number}")
-        commits.append(git(lab.source, "rev-parse", "HEAD"))
-    done = cli("bisect", commits[0], commits[-1], lab.repros / "relu.py", cwd=lab.source, env=lab.env)
-    assert done.returncode == 0, done.stderr
-    first, subject, who = done.stdout.splitlines()
-    ran = [line for line in done.stderr.splitlines() if any(commit[:10] in line for commit in commits)]
-    assert first == f"{commits[3]} is the first that fails ({len(ran)} commits tried)"
-    assert (subject.strip(), who.strip()) == ("commit 3", f"Somebody, {time.strftime('%Y-%m-%d')}")

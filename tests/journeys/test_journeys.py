@@ -266,24 +266,6 @@ def test_last_crash(travel: Callable[..., Journey]) -> None:
     assert len(again.started) == 1, "nothing is asked"
 
 
-HUNTED = BACKEND.replace("torch.relu", "torch.cos")
-HUNTED = HUNTED.replace(
-    "NotImplementedError", "IndexError"
-)  # the former says that an op is not supported, which is no failure
-
-
-@pytest.mark.slow
-def test_hunt(travel: Callable[..., Journey]) -> None:
-    """A backend that nobody has used yet: the op that it has no kernel for is found."""
-    journey = travel(
-        "-m", "minidbg", "hunt", "model:my_backend", "--ops", "sin,cos", "--dtypes", "float32",
-        "--samples", 1, program=HUNTED,
-    )  # fmt: skip
-    assert [path.name.split("_")[1] for path in journey.scripts] == ["cos"]
-    assert journey.calls == 0
-    assert len(journey.script.splitlines()) <= MOST_LINES
-
-
 @pytest.mark.slow
 def test_pytest(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """A repro is a test, which fails while the bug is there."""

@@ -62,7 +62,7 @@ ASKED_BY = {
     "repro": "integration/test_repro_scripts integration/test_main_path",
     "torch_internals": "integration/test_guard_failures integration/test_import",
     "watch": "integration/test_watch corpus/test_sessions",
-    "workers": "integration/test_spawned_workers integration/test_deaths integration/test_ended_reductions corpus",
+    "workers": "integration/test_deaths integration/test_ended_reductions corpus",
     "wrapper": "integration/test_wrap integration/test_verify integration/test_freed transparency",
 }
 """By room, the slow tests that ask it from outside, as beginnings of their names; beside those of tests/unit."""

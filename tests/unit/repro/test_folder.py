@@ -2,10 +2,7 @@
 
 import os
 import stat
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -122,34 +119,6 @@ def test_the_digest_does_not_depend_on_quotes_or_names(make_case, relu_graph):
     next(iter(graph_module.graph.nodes)).name = "l_self_x_"
     one = make_case(graph_module, backend=BackendRef("eager", "'eager'"))
     assert file_name(one) == file_name(make_case())
-
-
-@pytest.mark.slow
-def test_two_processes_publish_into_one_folder(tmp_path):
-    """Each writes the same three failures; three whole files are left."""
-    program = """
-import sys, torch
-from torch import fx
-from minidbg import repro
-from minidbg.fx.case import Case
-from minidbg.core.run_spec import BackendRef
-from minidbg.core.outcome import Kind, Signature
-graph = fx.Graph()
-graph.output((graph.call_method("relu", (graph.placeholder("x"),)),))
-gm = fx.GraphModule(torch.nn.Module(), graph)
-for number in range(3):
-    signature = Signature(Kind.COMPILE, message=f"number {number}")
-    case = Case(gm, (torch.randn(200, 200),), BackendRef("b", '"b"'), signature=signature)
-    draft = repro.write(case, repro.drafts(sys.argv[1]) / "draft.py", exactness=repro.Exactness.EXACT)
-    print(repro.publish(case, draft, sys.argv[1]))
-"""
-    run = [sys.executable, "-c", program, str(tmp_path)]
-    children = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [child.communicate(timeout=200)[0] for child in children]
-    assert said[0] == said[1]
-    scripts = [Path(line) for line in said[0].splitlines()]
-    assert sorted(tmp_path.glob("*.py")) == sorted(scripts)
-    assert all(read_header(path).dependencies[-1] == "numpy" for path in scripts)
 
 
 def test_the_name_has_the_op_that_the_error_names(make_case):

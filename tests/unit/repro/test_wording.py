@@ -197,16 +197,6 @@ def test_a_long_first_line_of_the_message_stands_below_the_title(make_case):
         assert ("x" in docstring(case, values="").splitlines()[0].removeprefix(title(case)[:-1])) is beside
 
 
-def test_how_many_lines_of_a_message_were_left_out_is_told_only_where_some_were(make_case):
-    def last(count):
-        message = "\n".join(f"line {number}" for number in range(count))
-        return docstring(make_case(provenance=Provenance(message=message)), values="").split("\n\n")[1]
-
-    assert last(4).endswith("\n    line 3")
-    assert last(5).endswith("\n    line 3 ... (and 1 more line)")
-    assert last(63).endswith("\n    line 3 ... (and 59 more lines)")
-
-
 @pytest.mark.parametrize(
     "traceback",
     ["None", '  File "<minidbg_source_2>", line 6, in forward\n    y = torch.lerp(x)\n        ^^^^^^', "  File \"a.py\", line 6\n    y = 1"],
