@@ -106,7 +106,7 @@ def config(as_json: bool) -> None:
     Sources, the weakest first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
     variables, arguments. Settings of [tool.minidbg.watch] follow as watch.NAME.
     """
-    watch_origins = watching.load_watch_with_origins()
+    watch_origins = watching.load_watch_with_origins({})
     of_watch = (replace(origin, name=f"watch.{origin.name}") for origin in watch_origins)
     origins = [*settings.load_with_origins(), *of_watch]
     if as_json:

@@ -50,20 +50,14 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     return path
 
 
-def keep_capture(
-    case: Case,
-    folder: Path | str,
-    *,
-    exactness: Exactness = Exactness.SMALL,
-    value_limit_bytes: int = VALUE_LIMIT_BYTES,
-) -> Path:
+def keep_capture(case: Case, folder: Path | str, *, value_limit_bytes: int = VALUE_LIMIT_BYTES) -> Path:
     """Write an unverified case to ``folder``'s captures; the same failure gives the same file.
 
     Values beyond the limit are replaced by seeded ones.
     """
     case = case_to_keep(case)
-    if bytes_to_store(case.inputs, exactness) > value_limit_bytes:
-        exactness = Exactness.SEEDED
+    fits = bytes_to_store(case.inputs, Exactness.SMALL) <= value_limit_bytes
+    exactness = Exactness.SMALL if fits else Exactness.SEEDED
 
     def put(path: Path) -> Path:
         script = render(case, Form.CAPTURE, exactness=exactness, folder=str(folder_of(path)))

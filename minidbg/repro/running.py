@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,16 +57,11 @@ def run_alone(
     *,
     seconds: float,
     without: Iterable[str] = (),
-    paths: Sequence[str] = (),
     submit: workers.Submit = workers.submit,
 ) -> workers.Ended:
-    """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``.
-
-    ``without`` some of this process's environment variables, and with ``paths`` on its PYTHONPATH.
-    """
+    """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``,
+    ``without`` some of this process's environment variables."""
     env = {**USUAL_ENV, **dict.fromkeys(without)}
-    if paths:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH")]))
     return submit(Request((str(path.absolute()),), seconds=seconds, env=env)).result()
 
 

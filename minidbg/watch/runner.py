@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minidbg.core import environment
-from minidbg.core.machine import HERE, Machine, busyness, memory_limit
+from minidbg.core.machine import HERE, busyness, memory_limit
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import RunSpec
 from minidbg.history import State
@@ -47,7 +47,6 @@ class Runner:
     settings: WatchSettings
     hear: Callable[[Future[Ended]], object]
     """Of the end of each run, from whichever thread knows it."""
-    machine: Machine = HERE
     recompiled: tuple[str, ...] = ()
     """Whose bytecode no run uses: the files and folders that are watched."""
     usual_seconds: float = 0.0
@@ -61,7 +60,7 @@ class Runner:
             command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--one-op")
         memory = self.settings.memory_bytes
         if memory is None and not machine_of(device):
-            memory = memory_limit(self.settings.jobs, self.machine)
+            memory = memory_limit(self.settings.jobs, HERE)
         end = self.pool.submit(Request(
             command, seconds=self.time_limit(run, repro, state, fresh=fork is None), fork=fork,
             memory_bytes=memory, recompiled=self.recompiled, one_thread=not run.fresh,
@@ -74,7 +73,7 @@ class Runner:
         if run.purpose is Purpose.CANARY:
             return FIRST_RUN_SECONDS
         fixed = self.settings.seconds
-        busy = busyness(self.machine)
+        busy = busyness(HERE)
         least = LEAST_SECONDS * busy
         if repro.may_hang:
             own = repro.spec.time_limit_s

@@ -78,27 +78,23 @@ WATCH_CONVERTERS = {
 }
 
 
-def load_watch_settings(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
+def load_watch_settings(arguments: Mapping[str, Any]) -> WatchSettings:
     """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are
     given. Raises BadSetting."""
-    start = folder or Path.cwd()
-    project, table = base.project_table(start)
-    origins = load_watch_with_origins(arguments, folder=start)
-    found = {origin.name: origin.value for origin in origins}
-    return WatchSettings(**found, folder=project.parent if table.get("watch") else start)
+    project, table = base.project_table(Path.cwd())
+    found = {origin.name: origin.value for origin in load_watch_with_origins(arguments)}
+    return WatchSettings(**found, folder=project.parent if table.get("watch") else Path.cwd())
 
 
-def load_watch_with_origins(
-    arguments: Mapping[str, Any] | None = None, *, folder: Path | None = None
-) -> tuple[base.Origin, ...]:
+def load_watch_with_origins(arguments: Mapping[str, Any]) -> tuple[base.Origin, ...]:
     """Each setting, its value and origin. Paths in a file are relative to it. Raises BadSetting."""
-    project, table = base.project_table(folder or Path.cwd())
+    project, table = base.project_table(Path.cwd())
     values = dict(base.as_table(table.get("watch", {}), "watch", project))
     where = f"[tool.minidbg.watch] of {project}"
     if "sources" in values:
         found = base.checked("sources", values["sources"], where, WATCH_CONVERTERS)
         values["sources"] = [project.parent / one for one in found]
-    given = {name: value for name, value in (arguments or {}).items() if value not in (None, ())}
+    given = {name: value for name, value in arguments.items() if value not in (None, ())}
     sources = ((where, values), ("the arguments", given))
     return base.merged(WatchSettings(), WATCH_CONVERTERS, sources)
 

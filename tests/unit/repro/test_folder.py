@@ -145,9 +145,7 @@ def test_files_have_the_mode_of_the_users_umask(make_case, tmp_path, umask):
 def test_a_capture_and_the_folders_around_it_are_for_their_owner_alone(make_case, tmp_path, mask):
     before = os.umask(mask)
     try:
-        path = keep_capture(
-            make_case(inputs=(torch.randn(30, 30),)), tmp_path / "r", exactness=Exactness.EXACT
-        )
+        path = keep_capture(make_case(inputs=(torch.randint(900, (30, 30)),)), tmp_path / "r")
         repro = publish_draft(
             make_case(), write(make_case(), drafts(tmp_path / "r") / "d.py"), tmp_path / "r"
         )

@@ -84,13 +84,14 @@ def test_what_is_no_device_is_refused(text: str) -> None:
         parse_devices(text)
 
 
-def test_the_project_file_sets_and_arguments_win(tmp_path: Path) -> None:
+def test_the_project_file_sets_and_arguments_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, inner = tmp_path / "pyproject.toml", tmp_path / "inner"
     inner.mkdir()
+    monkeypatch.chdir(inner)
     project.write_text("[tool.minidbg]\nseconds = 5\n")
-    assert load_watch_settings({}, folder=inner).folder == inner
+    assert load_watch_settings({}).folder == inner
     project.write_text('[tool.minidbg.watch]\nbuild = "ninja"\nsources = ["csrc"]\njobs = 3\n')
-    settings = load_watch_settings({"jobs": 5, "poll_s": None, "sources": ()}, folder=inner)
+    settings = load_watch_settings({"jobs": 5, "poll_s": None, "sources": ()})
     assert (settings.build, settings.jobs, settings.sources) == ("ninja", 5, (tmp_path / "csrc",))
     assert settings.folder == tmp_path, "where commands run"
     for line, message in (
@@ -100,7 +101,7 @@ def test_the_project_file_sets_and_arguments_win(tmp_path: Path) -> None:
     ):
         project.write_text(f"[tool.minidbg.watch]\n{line}\n")
         with pytest.raises(BadSetting, match=message):
-            load_watch_settings({}, folder=tmp_path)
+            load_watch_settings({})
 
 
 @pytest.mark.parametrize(
