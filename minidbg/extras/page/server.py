@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -117,7 +118,10 @@ class PageServer(Page):
         host, cookie = request.headers.get("host", ""), f"minidbg-{self.port}"
         if not self.token:
             # a page of elsewhere whose name was made to lead here (DNS rebinding)
-            if not is_loopback(host_name(host)):
+            name = ""
+            with contextlib.suppress(ValueError):
+                name = urlsplit(f"//{host}").hostname or ""
+            if not is_loopback(name):
                 return PlainTextResponse(f"{host!r} is no name of this machine's loopback", 421)
             is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
             return PlainTextResponse("a page of elsewhere asks", 403) if is_foreign else None
@@ -132,13 +136,6 @@ class PageServer(Page):
 
     def is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode("utf-8", "backslashreplace"), self.token.encode())
-
-
-def host_name(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def is_loopback(host: str) -> bool:
