@@ -15,7 +15,6 @@ from minidbg import repro
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import LOG_LIMIT_BYTES, glob, read_regular
 from minidbg.core.records import plain
-from minidbg.core.run_spec import Provenance
 from minidbg.core.script_header import HIDDEN, Header
 from minidbg.core.text import display_path, last_json, moment, plural
 from minidbg.history import HISTORY_FILE, Flip, History, State
@@ -101,9 +100,11 @@ def repro_details(path: Path) -> ReproDetails:
     header = header_of(text, path)
     parts = read_parts(text, header)
     home = repro.folder_of(path)
-    done = done_of(path, header, home)
-    capture = capture_beside(path, done, home)
-    header = replace(header, provenance=with_statistics(header.provenance, done))
+    capture, result = reduction_of(path, header, home)
+    calls, seconds = result.get("oracle_calls"), result.get("seconds")
+    if isinstance(calls, int) and isinstance(seconds, int | float):
+        counted = replace(header.provenance, oracle_calls=calls, seconds=float(seconds))
+        header = replace(header, provenance=counted)
     states, flips = past_of(path, home)
     return ReproDetails(
         path=path,
@@ -120,42 +121,22 @@ def repro_details(path: Path) -> ReproDetails:
 # --- what lies around it ---
 
 
-def capture_beside(path: Path, done: Path | None, home: Path) -> Path | None:
-    """The capture that ``path`` was reduced from: the one that ``done`` is about."""
-    if path.absolute().parent == captures_in(home):
-        return path
-    capture = captures_in(home) / f"{done.parent.name}.py" if done is not None else None
-    return capture if capture is not None and os.path.isfile(capture) else None
-
-
-def captures_in(home: Path) -> Path:
-    return (home / HIDDEN / "captures").absolute()
-
-
-def done_of(path: Path, header: Header, home: Path) -> Path | None:
-    """The result of the reduction that wrote the repro at ``path``, or that reduced this capture.
+def reduction_of(path: Path, header: Header, home: Path) -> tuple[Path | None, Mapping[str, Any]]:
+    """The capture that the repro at ``path`` was reduced from, or is; and what its reduction wrote
+    down as its result.
 
     A repro that was reduced again has a second one, which began with another number of nodes.
     """
-    folder = home / HIDDEN / "reductions"
-    if path.absolute().parent == captures_in(home):
-        done = folder / path.stem / "done.json"
-        return done if os.path.isfile(done) else None
+    captures, folder = (home / HIDDEN / "captures").absolute(), home / HIDDEN / "reductions"
+    if path.absolute().parent == captures:
+        return path, result_in(folder / path.stem / "done.json")
     for done in glob(folder, "*/done.json"):
         written = result_in(done)
         names = Path(str(written.get("path", ""))).name, written.get("nodes_before")
         if names == (path.name, header.provenance.nodes):
-            return done
-    return None
-
-
-def with_statistics(provenance: Provenance, done: Path | None) -> Provenance:
-    """``provenance`` with the reduction's runs and seconds, which its result holds, no header."""
-    result = result_in(done) if done else {}
-    calls, seconds = result.get("oracle_calls"), result.get("seconds")
-    if not isinstance(calls, int) or not isinstance(seconds, int | float):
-        return provenance
-    return replace(provenance, oracle_calls=calls, seconds=float(seconds))
+            capture = captures / f"{done.parent.name}.py"
+            return capture if os.path.isfile(capture) else None, written
+    return None, {}
 
 
 def result_in(done: Path) -> Mapping[str, Any]:

@@ -62,10 +62,10 @@ def told(part: Callable[[Path], object], project: Path) -> None:
 
 
 def check_reads(folder: Path) -> object:
-    from minidbg.commands.checking import repros_in
     from minidbg.repro import read_header
+    from minidbg.watch.repros import find_repros
 
-    for path in repros_in([folder]):
+    for path in find_repros([folder]):
         with contextlib.suppress(Exception) if path.name in SOUND else contextlib.nullcontext():
             read_header(path)
     return None
