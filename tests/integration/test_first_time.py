@@ -5,11 +5,8 @@ The list of such state is in ``minidbg.wrapper.rollback``.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from support.lacking import lacking
 from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
@@ -25,7 +21,6 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import minidbg
-from minidbg.wrapper.process import PROCESS
 
 X = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
 Job = Callable[[Callable[..., Any], torch.Tensor], None]
@@ -167,47 +162,6 @@ def test_the_programs_first_backward_decides_what_is_donated(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [plain, kept_graph])
-def test_warnings_and_counters_of_the_backward_come_in_the_programs_own_backward(
-    job: Job, donating: Donating, tmp_path: Path
-) -> None:
-    def noticed(backend: Any) -> Any:
-        counters.clear()
-        seen: list[Any] = []
-
-        def watched(f: Callable[..., Any], x: torch.Tensor) -> None:
-            f(x)
-            seen.append((len(heard), deepcopy(dict(counters))))
-            job(f, x)
-            seen.append((len(heard), deepcopy(dict(counters))))
-
-        with warnings.catch_warnings(record=True, action="always") as heard:
-            outcome(watched, backend)
-        return seen, [
-            (str(one.message), one.filename, one.lineno) for one in heard if "slow" in str(one.message)
-        ]
-
-    bare = noticed(Donating().backend)
-    assert noticed(wrapped(donating.backend, tmp_path)) == bare
-    assert len(bare[1]) == 1
-
-
-@pytest.mark.slow
-def test_where_torch_keeps_it_elsewhere_the_graph_is_compiled_once_more(
-    donating: Donating, tmp_path: Path
-) -> None:
-    PROCESS.said.clear()
-    with warnings.catch_warnings(action="ignore"):
-        gradient, said = outcome(kept_graph, "aot_eager")
-        with lacking("leave_first_backward"):
-            own_gradient, own_said = outcome(kept_graph, wrapped(donating.backend, tmp_path))
-    assert (own_said, said) == ("", "")
-    assert torch.equal(own_gradient, gradient)  # type: ignore[arg-type]
-    assert len(donating.compiled) == 2
-    assert minidbg.stats().verified == 1
-
-
-@pytest.mark.slow
 def test_the_backwards_of_a_model_in_buckets_are_told_apart(donating: Donating, tmp_path: Path) -> None:
     """DDPOptimizer expects backwards to be compiled from the last bucket to the first, and counts them."""
 
@@ -232,31 +186,6 @@ def test_the_backwards_of_a_model_in_buckets_are_told_apart(donating: Donating, 
     assert len(set(bare.compiled)) == 2
     assert donating.compiled == bare.compiled[::-1]
     assert minidbg.stats().verified == 2
-
-
-ONCE = """
-import warnings
-import torch
-from minidbg import torch_internals
-
-cube = torch.ones(2, 2, 2)
-with torch_internals.without_warnings():
-    cube.T
-    cube.T
-assert not torch.is_warn_always_enabled()
-with warnings.catch_warnings(record=True, action="always") as heard:
-    cube.T
-    cube.T
-print(len(heard))
-"""
-
-
-@pytest.mark.slow
-def test_what_torch_warns_of_once_is_not_used_up_by_us() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", ONCE], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert ended.stdout == "1\n"
 
 
 def gives_its_input(x: torch.Tensor) -> torch.Tensor:

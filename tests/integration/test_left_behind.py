@@ -76,20 +76,6 @@ def test_an_array_is_freed_when_the_program_lets_go_of_it() -> None:
     assert freed() is None
 
 
-def test_compiled_autograd_is_given_the_programs_backwards_alone() -> None:
-    graphs: list[fx.GraphModule] = []
-
-    def compiler(gm: fx.GraphModule) -> Any:
-        graphs.append(gm)
-        return gm
-
-    compiled = torch.compile(nn.Linear(3, 2), backend=wrap("aot_eager"))
-    with torch._dynamo.compiled_autograd._enable(compiler):
-        compiled(torch.ones(1, 3)).sum().backward()
-    assert stats().verified == 1
-    assert len(graphs) == 1
-
-
 def test_compiles_of_our_own_keep_others_out_and_are_not_counted(answers: Answers) -> None:
     """Tracing keeps its state in globals: a compile in another thread would fail beside one that does not hold dynamo's lock."""
     alone: list[bool] = []

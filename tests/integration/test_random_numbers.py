@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy
@@ -15,39 +13,6 @@ from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture fo
 
 import minidbg
 from minidbg import torch_internals
-
-IMPORTS = """
-import importlib, pkgutil, random, sys
-import torch
-import minidbg
-
-before = random.getstate()
-for module in ["minidbg.wrap", *(one.name for one in pkgutil.walk_packages(minidbg.__path__, "minidbg."))]:
-    if module.startswith(("minidbg.watch", "minidbg.commands", "minidbg.commands.demo", "minidbg.__main__")):
-        continue  # commands, in processes of their own
-    getattr(minidbg, "wrap") if module == "minidbg.wrap" else importlib.import_module(module)
-    if random.getstate() != before:
-        sys.exit(f"{module} draws when it is imported")
-assert len(sys.modules) > 1000
-"""
-
-
-def printed(program: str, folder: Path, *arguments: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return ended.stdout
-
-
-@pytest.mark.slow
-def test_nothing_that_a_program_imports_of_ours_draws(tmp_path: Path) -> None:
-    printed(IMPORTS, tmp_path)
 
 
 @pytest.mark.parametrize("backend", [planted.adds_one_to_relu, planted.raises_on_relu, "aot_eager"])

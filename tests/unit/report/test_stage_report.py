@@ -14,7 +14,6 @@ from torch import fx
 
 from minidbg import repro
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.core.records import record_of
 from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.report.stages import StageReport, find_stages, keep_stages, kept_file, stages_of
@@ -182,8 +181,3 @@ def test_what_a_program_can_change_is_tried(folder: Path, is_gone: Any, passes: 
         return Outcome(GONE if case.backend.name != "inductor" or is_gone(case) else Verdict.CHANGED)
 
     assert find_stages(written(folder), submit=answering(answer)).passes == tuple(filter(None, [passes]))
-
-
-def test_a_report_is_read_back_from_what_is_kept() -> None:
-    for report in (REPORT, replace(REPORT, passes=(), notes=("a",))):
-        assert record_of(report.to_json(), StageReport) == replace(report, seconds=12.3)
