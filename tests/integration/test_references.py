@@ -138,8 +138,6 @@ ROWS = {
     "hidet: registered in __init__": ("import hidet_like", "hidet_like", "import hidet_like  # registers \"hidet_like\""),
     "IREE turbine: entry point to an aot_autograd object": ("", "turbine_like_cpu", "import turbine_like.cpu  # entry point \"turbine_like_cpu\""),
     "tenstorrent: needs torch_xla": ("import torch_xla, tt_like", "tt_like", "import tt_like.dynamo  # registers \"tt_like\""),
-    "neuron: entry point": ("", "neuron_like", "import neuron_like  # entry point \"neuron_like\""),
-    "ipex": ("import intel_extension_for_pytorch", "ipex", "import intel_extension_for_pytorch  # registers \"ipex\""),
     "habana: namespace package": ("import habana_frameworks.torch", "hpu_backend", "import habana_frameworks.torch  # registers \"hpu_backend\""),
     "dicp: first entry point": ("", "topsgraph_like", "import dicp_like.backends  # entry point \"topsgraph_like\""),
     "dicp: second entry point": ("", "ascendgraph_like", "import dicp_like.backends  # entry point \"ascendgraph_like\""),
