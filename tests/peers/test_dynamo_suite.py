@@ -1,113 +1,25 @@
-"""pytorch's test/dynamo/test_minifier.py, held to the exact smallest graph and to a repro that fails again.
+"""What pytorch's test/dynamo/test_minifier.py says of autocast and of modules; its failures and those of test/inductor are rows of the corpus.
 
-The bugs are the backends that torch keeps for those tests. A name in a title is the name of the original test.
+A name in a title is the name of the original test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.failing import failing_program
 from torch import fx
 from torch.ao import quantization
 from torch.ao.nn.intrinsic import qat
 
-import minidbg
 from minidbg.codegen.module_text import write_module
 from minidbg.core.errors import CannotWrite
-from minidbg.core.outcome import Kind
 from minidbg.core.run_spec import Context
 from minidbg.judge import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
-
-COMPILE_ERROR, RUNTIME_ERROR, ACCURACY_ERROR = (
-    f"relu_{kind}_error_TESTING_ONLY" for kind in ("compile", "runtime", "accuracy")
-)
-
-
-def chain(before: int, after: int, *, relu: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
-    """``before`` times sin, relu, ``after`` times cos."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(before):
-            x = torch.sin(x)
-        x = torch.relu(x) if relu else x
-        for _ in range(after):
-            x = torch.cos(x)
-        return x
-
-    return program
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "kind"),
-    [(COMPILE_ERROR, Kind.COMPILE), (RUNTIME_ERROR, Kind.RUNTIME), (ACCURACY_ERROR, Kind.ACCURACY)],
-)
-def test_after_dynamo_error(backend: str, kind: Kind, tmp_path: Path) -> None:
-    """test_after_dynamo_{compile,runtime,accuracy}_error and test_if_graph_minified; upstream's repro of the runtime error keeps
-    all 43 nodes. test_after_dynamo_non_leaf_compile_error is ``no_leaf`` in the table of constructs.
-    """
-    found = failing_program(chain(10, 10), (torch.randn(20, 20),), backend, tmp_path)
-    assert found.ops == ["relu"]
-    assert found.case.kind is kind
-    assert found.case.provenance.certified
-    assert len(found.case.inputs) == 1
-    if kind is Kind.RUNTIME:
-        assert "ReluRuntimeError" in found.text
-
-
-@pytest.mark.parametrize("backend", [COMPILE_ERROR, RUNTIME_ERROR, ACCURACY_ERROR])
-def test_after_dynamo_backend_passes(backend: str, tmp_path: Path) -> None:
-    """test_after_dynamo_{compile,runtime,accuracy}_backend_passes: nothing is raised and nothing is written."""
-    program, x = chain(10, 10, relu=False), torch.randn(20, 20)
-    compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=tmp_path))
-    assert torch.equal(compiled(x), program(x))
-    assert not list(tmp_path.glob("**/*.py"))
-
-
-class TwoDevices(torch.nn.Module):
-    """A linear layer, a parameter and a buffer, half of them on another device."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.near, self.far = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, device=device)
-        self.near_parameter = torch.nn.Parameter(torch.ones(4))
-        self.far_parameter = torch.nn.Parameter(torch.ones(4, device=device))
-        self.register_buffer("near_buffer", torch.ones(4))
-        self.register_buffer("far_buffer", torch.ones(4, device=device))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        near = self.near(y) * self.near_parameter + self.near_buffer
-        far = self.far(x) * self.far_parameter + self.far_buffer + torch.randn(4, device=x.device)
-        return torch.relu(far.cpu() + near)
-
-
-@pytest.mark.device
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="two devices are needed, and there is only a CPU here"
-)
-def test_cpu_cuda_module_after_dynamo(tmp_path: Path) -> None:
-    """test_cpu_device_module_after_dynamo: what fails on two devices needs both in the repro, each in its place."""
-    args = (torch.randn(4, device="cuda"), torch.randn(4))
-    found = failing_program(TwoDevices("cuda"), args, fails_with_two_devices, tmp_path)
-    assert {value.device.type for value in found.case.inputs if isinstance(value, torch.Tensor)} == {
-        "cpu",
-        "cuda",
-    }
-
-
-def fails_with_two_devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
-    if len(devices) > 1 and any(node.op.startswith("call") for node in gm.graph.nodes):
-        raise RuntimeError("inputs on two devices")
-    return gm.forward
 
 
 def test_autocast_uses_the_device_of_the_failing_call(monkeypatch: pytest.MonkeyPatch) -> None:
