@@ -113,7 +113,10 @@ def summary(result: Minimized) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("simplify", [False, True], ids=["cut out", "made plain"])
+@pytest.mark.parametrize(
+    "simplify",
+    [pytest.param(False, marks=pytest.mark.slow, id="cut out"), pytest.param(True, id="made plain")],
+)
 def test_a_recorded_reduction_ends_as_it_did(simplify: bool) -> None:
     now = {}
     for name, row in ROWS.items():

@@ -21,7 +21,7 @@ from minidbg.fx.copying import clone_values
 from minidbg.reduction.core import Minimized, minimize, reduce_graph
 from minidbg.reduction.search import Candidate, Search
 
-SEEDS = range(25)
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed % 2)) for seed in range(25)]
 SOON_DONE = (10, 15, 20, 24)
 """Seeds whose reduction has no question worth asking beside another."""
 
@@ -77,7 +77,7 @@ def test_second_reduction_changes_nothing(seed: int, features: dict[str, bool]) 
     assert len(again.inputs) == len(result.inputs)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", SEEDS[:15])
 def test_simplified_result_still_fails_and_is_no_larger(seed: int) -> None:
     graph_module, inputs = GraphMaker(seed, calls=5 + seed % 40, writes=seed % 2 == 1).finish()
     fails = random_predicate(seed, graph_module, inputs)
