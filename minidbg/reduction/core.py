@@ -17,7 +17,7 @@ from minidbg.core.machine import NEVER, Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values, copy_graph_module, freezing_gc
 from minidbg.reduction import edits, find
-from minidbg.reduction.search import BudgetSpent, Candidate, Pass, Search, once, repeat, run_passes
+from minidbg.reduction.search import BudgetSpent, Candidate, Pass, Search, repeat, run_passes
 from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
 
 LEAST_SIMPLIFYING_S = 20.0
@@ -58,10 +58,9 @@ POLISHING: Passes = (
     ("outputs", edits.drop_outputs),
     ("elements", edits.drop_elements),
     ("modes", edits.drop_modes),
-    ("spare inputs", once(edits.without_spare_inputs)),
+    ("inputs", edits.drop_inputs),
     ("nodes", edits.drop_nodes),
     ("bypass", edits.bypass_nodes),
-    ("inputs", edits.drop_inputs),
     ("branch nodes", edits.drop_nested_nodes),
 )
 """Single removals, repeated until none succeeds."""

@@ -104,21 +104,11 @@ def _bypassed(search: Search, name: str, by: str) -> Candidate | None:
     return search.cut(set(search.best.calls) - {node}, stand_ins={node: source})
 
 
-def without_spare_inputs(search: Search) -> Candidate | None:
-    """Without all inputs that eager can do without, one by one and together.
+def drop_inputs(search: Search) -> Iterator[GraphEdit]:
+    """Try without each input: list elements, or arguments that may be None. Cost: one call each.
 
     Before the nodes: each input that goes later asks anew for every node.
     """
-    spare = set()
-    for node in search.recording.placeholders:
-        candidate = _without_input(search, node.name)
-        if candidate is not None and search.is_valid(candidate):
-            spare.add(node)
-    return search.cut(without=spare) if len(spare) > 1 else None
-
-
-def drop_inputs(search: Search) -> Iterator[GraphEdit]:
-    """Try without each input: list elements, or arguments that may be None. Cost: one call each."""
     for node in reversed(search.recording.placeholders):
         yield partial(_without_input, name=node.name)
 

@@ -351,11 +351,6 @@ class Search:
             )
 
 
-def once(edit: GraphEdit) -> Pass:
-    """The pass of a single edit."""
-    return lambda search: iter([edit])
-
-
 def run_passes(search: Search, passes: Iterable[tuple[str, Pass]]) -> None:
     """Consider the edits of the passes in order, across their ends: ``BATCH`` of them are drawn at
     once, or fewer up to a None."""

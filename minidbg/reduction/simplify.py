@@ -27,7 +27,6 @@ from minidbg.reduction.search import (
     Pass,
     Search,
     last_that_holds,
-    once,
     run_passes,
 )
 from minidbg.torch_internals.devices import devices_of
@@ -407,7 +406,7 @@ SIMPLIFYING: tuple[tuple[str, Pass], ...] = (
     ("sizes", shrink_sizes),
     ("dtypes", plain_dtypes),
     ("tensors", plain_tensors),
-    ("alike inputs", once(with_alike_inputs_merged)),
+    ("alike inputs", lambda search: iter([with_alike_inputs_merged])),
 )
 
 # --- all at once ---
