@@ -43,9 +43,9 @@ def extract(recording: Recording, keep: Set[fx.Node], **how: Any) -> Piece:
     """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input
     with its recorded value.
 
-    ``how`` are the arguments of ``plan``. Raises CannotExtract.
+    ``how`` are the arguments of ``plan_piece``. Raises CannotExtract.
     """
-    made = plan(recording, keep, **how)
+    made = plan_piece(recording, keep, **how)
     graph_module = build(made)
     try:
         whole = recording.values([(at, node) for (node, _, _), at in made.lifted.items()])
@@ -64,7 +64,7 @@ class Plan:
     """What goes into a new graph, which is built after: placeholders come before all else."""
 
     recording: Recording
-    kept: Mapping[fx.Node, None]
+    calls: Mapping[fx.Node, None]
     """Calls and mode changes in order."""
     instead: Mapping[fx.Node, fx.Node]
     """What stands for each dropped node, in the end."""
@@ -80,13 +80,13 @@ class Plan:
     """Whether each kept node computes what it computed in the whole graph."""
 
 
-def dropped_writes(recording: Recording, kept: Mapping[fx.Node, None], node: fx.Node, before: int) -> int:
+def dropped_writes(recording: Recording, calls: Mapping[fx.Node, None], node: fx.Node, before: int) -> int:
     """How many writes to the value of ``node`` came before a position and are not kept."""
     writers = recording.writes_to(node, before) if recording.writing else ()
-    return sum(writer not in kept for writer in writers)
+    return sum(writer not in calls for writer in writers)
 
 
-def plan(
+def plan_piece(
     recording: Recording,
     keep: Set[fx.Node],
     *,
@@ -111,27 +111,28 @@ def plan(
     """
     facts, index, storages = recording.facts, recording.index, recording.storages
     keep = without_orphans(recording, keep, stand_ins.values(), whole_tuples=whole_tuples)
-    kept = dict.fromkeys(with_modes(recording, keep, without_modes))
+    calls = dict.fromkeys(with_modes(recording, keep, without_modes))
     instead: dict[fx.Node, fx.Node] = {}
     for node in recording.nodes if bypass or stand_ins else ():  # one may stand for another
-        if node in kept or not is_call(node):
+        if node in calls or not is_call(node):
             continue
         if node in stand_ins:
             instead[node] = instead.get(stand_ins[node], stand_ins[node])
         elif bypass:
-            similar = (one for one in node.all_input_nodes if alike(facts, one, node))
-            ready = (one for one in similar if instead.get(one, one) in kept)
-            instead[node] = next((instead.get(one, one) for one in ready), node)
+            similar = (other for other in node.all_input_nodes if alike(facts, other, node))
+            ends = (instead.get(other, other) for other in similar)
+            instead[node] = next(filter(calls.__contains__, ends), node)
     takes = {
-        node: [instead.get(one, one) for one in node.all_input_nodes if one not in without] for node in kept
+        node: [instead.get(taken, taken) for taken in node.all_input_nodes if taken not in without]
+        for node in calls
     }
 
     # --- what the kept nodes take from elsewhere ---
     placeholders, attributes = dict[fx.Node, None](), dict[fx.Node, None]()
     lifted: dict[PieceKey, int] = {}
     for node, sources in takes.items():
-        for source in (one for one in sources if one not in kept):
-            dropped = dropped_writes(recording, kept, source, index[node])
+        for source in (source for source in sources if source not in calls):
+            dropped = dropped_writes(recording, calls, source, index[node])
             if source.op == "get_attr":
                 attributes[source] = None
             elif source.op == "placeholder" and not dropped:
@@ -154,7 +155,7 @@ def plan(
             passed = passed_through and node not in without
         else:
             node = instead.get(node, node)
-            passed = node in kept
+            passed = node in calls
         if passed and node not in returned:
             returned.append(node)
     used = {source for sources in takes.values() for source in sources}
@@ -165,21 +166,21 @@ def plan(
             last_read |= dict.fromkeys(storages.get(source, ()), index[node])
     for node in returned if recording.writing else ():
         last_read |= dict.fromkeys(storages.get(node, ()), len(recording.nodes))
-    for node in kept:
+    for node in calls:
         fact = facts.get(node)
         if node in used:
             continue
         if node in recording.writing:
-            # a write that no later node reads is shown: as the value of the node, or its target; one
-            # that is read stays as in the whole, as a compiler treats a returned value otherwise
+            # what no later node reads is shown: as the value of the node, or its target; what is
+            # read stays as in the whole, as a compiler treats a returned value otherwise
             targets = recording.writing[node]
             written = (storage for target in targets for storage in storages.get(target, ()))
             is_read = any(last_read.get(storage, -1) > index[node] for storage in written)
-            target = next(filter(kept.__contains__, targets), None)
+            target = next(filter(calls.__contains__, targets), None)
             shown = node if is_tensor(fact) and (node.users or target is not None) else target
             if shown and not is_read and shown not in returned and is_tensor(facts.get(shown)):
                 returned.append(shown)
-        elif not fact or is_tensor(fact) or (fact.type is FactType.NUMBER and len(kept) == 1):
+        elif not fact or is_tensor(fact) or (fact.type is FactType.NUMBER and len(calls) == 1):
             returned.append(node)
         elif fact.type is FactType.TUPLE:
             tensors = (path for path, part in parts_of(fact) if is_tensor(part))
@@ -190,7 +191,8 @@ def plan(
                     unpacked.append((node, path))
     placeholders |= {node: None for node in returned if node.op == "placeholder"}
     if not (returned or unpacked) and returns_writes and recording.outputs:
-        returned += itertools.islice((node for node in reversed(kept) if is_tensor(facts.get(node))), 1)
+        results = (node for node in reversed(calls) if is_tensor(facts.get(node)))
+        returned += itertools.islice(results, 1)
 
     # --- symbolic ints in an input's shape stay inputs: a backend must be able to bind them ---
     examples = {node: node.meta.get("example_value") for node in recording.placeholders}
@@ -199,27 +201,28 @@ def plan(
         symbols = set[str]().union(
             *(torch_internals.symbols_in(node.meta.get("example_value")) for node in taken)
         )
-        sizes = (node for node, one in examples.items() if torch_internals.symbol_of(one) in symbols)
-        placeholders |= dict.fromkeys(sizes)
+        for node, size in examples.items():
+            if torch_internals.symbol_of(size) in symbols:
+                placeholders[node] = None
 
     faithful = not (bypass or stand_ins or without or without_modes)
     if faithful and recording.writing:
+        written_to = [target for node in calls for target in recording.writing.get(node, ())]
         inputs = {*placeholders, *(node for node, _, _ in lifted)}
         sharing = Counter(storage for node in inputs for storage in storages.get(node, ()))
-        targets = [target for node in kept for target in recording.writing.get(node, ())]
         faithful = not (
             any(writes for _, writes, _ in lifted)
             or any(
-                dropped_writes(recording, kept, source, index[node])
+                dropped_writes(recording, calls, source, index[node])
                 for node, sources in takes.items()
                 for source in sources
-                if source in kept
+                if source in calls
             )
             # a write to an input that has lost the others of its storage
-            or any(sharing[one] > 1 for target in targets for one in storages.get(target, ()))
+            or any(sharing[storage] > 1 for node in written_to for storage in storages.get(node, ()))
         )
     ordered = sorted(placeholders, key=index.__getitem__)
-    return Plan(recording, kept, instead, without, ordered, lifted, attributes, returned, unpacked, faithful)
+    return Plan(recording, calls, instead, without, ordered, lifted, attributes, returned, unpacked, faithful)
 
 
 @pausing_gc()
@@ -230,9 +233,9 @@ def build(made: Plan) -> fx.GraphModule:
     def argument(node: fx.Node, position: int) -> Any:
         """What stands for ``node`` as an argument of the kept node at ``position``."""
         node = made.instead.get(node, node)
-        if node in made.kept or node.op == "get_attr":
+        if node in made.calls or node.op == "get_attr":
             return new[node]
-        dropped = dropped_writes(made.recording, made.kept, node, position)
+        dropped = dropped_writes(made.recording, made.calls, node, position)
         if node.op == "placeholder" and not dropped:
             return new[node]
         return part_or_constant((node, dropped, ()), facts[node])
@@ -255,7 +258,7 @@ def build(made: Plan) -> fx.GraphModule:
         parts[key].meta = meta_of_part(node.meta, path)
     for node in made.attributes:
         new[node] = copy_node(graph, node, new.__getitem__)
-    for node in made.kept:
+    for node in made.calls:
         arguments = without_arguments(node, made.without) if made.without else None
         new[node] = copy_node(graph, node, partial(argument, position=made.recording.index[node]), arguments)
     results = [new[node] for node in made.returned]

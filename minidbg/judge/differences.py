@@ -56,7 +56,8 @@ def wrong_elements(
         own.add(a, e, r, rest)
     if reference is not None and own.is_of_roundings:
         near = min(near[0], ROUNDINGS * own.eps), near[1]
-    compiled, eager, whole = own.as_a_whole(FACTOR if expected.numel() > TINY else FACTOR_TINY, near)
+    factor = FACTOR if expected.numel() > TINY else FACTOR_TINY
+    compiled, eager, whole = own.as_a_whole(factor, near)
     wrong, odd, decided = _Count(), _Count(), 0
     for start, (a, e, r, *rest) in _chunks(*values):
         finite = a.isfinite() & e.isfinite()

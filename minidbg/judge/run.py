@@ -1,4 +1,4 @@
-"""Runs a model in eager, then through a backend, as a ``RunSpec`` says, and answers an ``Outcome``."""
+"""Runs a model in eager, then through a backend, as a ``RunSpec`` says; answers an ``Outcome``."""
 
 from __future__ import annotations
 
