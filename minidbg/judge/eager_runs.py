@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 from minidbg.judge.differences import (
@@ -110,7 +111,7 @@ class EagerRuns:
 
 
 def eager_runs_of(eager: Eager) -> EagerRuns:
-    """The eager_runs of a program. The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to
+    """The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to
     the tensors of all runs.
     """
     sensitivity = Sensitivity()
@@ -167,7 +168,8 @@ def with_other_answers(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leave
 
     Those are held against the first: kernels that such runs take for others round otherwise.
     """
-    usual = changed_run(eager, ZeroFilled().applied_to) if sensitivity.is_open else None  # type: ignore[no-untyped-call]
+    zeros = ZeroFilled()  # type: ignore[no-untyped-call]
+    usual = changed_run(eager, zeros.applied_to) if sensitivity.is_open else None
     if usual is not None:
         yield usual
     for number in range(MOST_ANSWERS if usual is not None else 0):
@@ -184,7 +186,8 @@ def with_other_rounding(eager: Eager) -> Iterator[Leaves]:
     away again is rounding alone.
     """
     for number in range(MOST_ANSWERS):
-        with RoundingNoise(number) as noise:
+        # attention by its parts: a fused kernel would round at its end only
+        with sdpa_kernel(SDPBackend.MATH), RoundingNoise(number) as noise:
             run = changed_run(eager, noise.begun_with_inputs)
         if run is not None:
             yield run

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from minidbg.fx.copying import clone_values
@@ -48,21 +48,18 @@ def to_float64(value: Any) -> Any:
     if not isinstance(value, torch.nn.Module):
         return within(Float64, value)
     model = copy.deepcopy(value)
-    tensors, others = ([*one.parameters(), *one.buffers()] for one in (value, model))
-    attributes = [
-        (module, name, held)
-        for before, module in zip(value.modules(), model.modules(), strict=True)
-        for name, held in vars(before).items()
-        if isinstance(held, torch.Tensor)
-    ]
-    held = [one.detach() for one in (*tensors, *(held for _, _, held in attributes))]
-    wide = clone_values(held, change)
-    for tensor, clone in zip(others, wide, strict=False):  # a copied parameter has lost its strides
+    narrow, copies = ([*tensors_of(module)] for module in (value, model))
+    wide = clone_values([tensor.detach() for tensor in narrow], change)
+    for tensor, clone in zip(copies, wide, strict=True):  # a copied parameter has lost its strides
         tensor.data = clone
-    for (module, name, _), clone in zip(attributes, wide[len(others) :], strict=True):
-        setattr(module, name, clone)
     model.forward = within(Float64, model.forward)
     return model
+
+
+def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from (*module.parameters(), *module.buffers())
+    for part in module.modules():
+        yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
 
 
 class Float64(TorchFunctionMode):
@@ -127,8 +124,7 @@ class RoundingNoise(PerturbedEager):
     What moves much more than that was decided by rounding: which of two nearly equal values is the
     largest, on which side of a threshold one lies. Zeros and inputs stay exact, what is only moved
     or chosen too (``EXACT``), and so do small integers, except where an op may have rounded to one:
-    ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would
-    round at its end only. Sums, and products of matrices, are as far off as adding their terms one
+    ``log2`` of 8 is 2.9999998 elsewhere. Sums, and products of matrices, are as far off as adding their terms one
     by one in float32, or float64, makes them: eager adds in double precision or in a tree.
     """
 
@@ -141,15 +137,6 @@ class RoundingNoise(PerturbedEager):
         """A change that changes nothing: what comes after the inputs have been made is rounded."""
         self.has_begun |= isinstance(value, (tuple, list))
         return value
-
-    def __enter__(self) -> Any:
-        self.attention: Any = sdpa_kernel(SDPBackend.MATH)
-        self.attention.__enter__()
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self.attention.__exit__(*error)
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if not self.has_begun:

@@ -33,7 +33,7 @@ def within(mode: Callable[[], Any], function: Any) -> Any:
 class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
-    Afterwards ``may_draw`` says whether any may draw random numbers, and ``coarsest`` is the largest
+    Afterwards ``may_draw`` says whether any may draw random numbers; ``coarsest`` is the largest
     rounding step, relative, of the dtypes of results.
     """
 
@@ -175,39 +175,24 @@ class UndefinedResults(PerturbedEager):
         self.met["the order of equal elements"] = None
         return found if isinstance(result, torch.Tensor) else (again[0].reshape(result[0].shape), found)
 
-    def running(self, func: Any, given: dict[str, Any]) -> Any:
-        """Indices of running extremes: the first of equal ones, where the op may give the last."""
-        best, indices = func(**given)
-        if not best.dim() or best.shape[given["dim"]] < 2:
-            return best, indices
-        dim, size = given["dim"], best.shape[given["dim"]]
-        before, after = best.narrow(dim, 0, size - 1), best.narrow(dim, 1, size - 1)
-        stays = (before == after) | (before.isnan() & after.isnan())
-        shape = [-1] + [1] * (best.dim() - 1)
-        places = torch.arange(1, size, device=best.device).reshape(shape).movedim(0, dim)
-        moved = torch.where(stays, 0, places)
-        first = torch.cat([torch.zeros_like(indices.narrow(dim, 0, 1)), moved], dim).cummax(dim)[0]
-        if not torch.equal(first, indices):
-            self.met["the order of equal elements"] = None
-        return best, first
-
-    def pool(self, func: Any, given: dict[str, Any]) -> Any:
-        result, values = func(**given), given["self"].detach()
+    def extremes(self, func: Any, given: dict[str, Any]) -> Any:
+        """Indices of extremes in windows, or up to a place: of equal ones, others."""
+        (best, indices), values = func(**given), given["self"].detach()
         nan = values.isnan()
         rank = torch.unique(torch.where(nan, 0, values), return_inverse=True)[1].double()
-        rank = torch.where(nan, values.numel(), rank)  # the largest, and equal among themselves
+        # it is the extreme, and equal among themselves
+        rank = torch.where(nan, -1.0 if "min" in func.__name__ else values.numel(), rank)
         chance = torch.rand(rank.shape, generator=self.generator).to(rank)
         again = func(**{**given, "self": rank + chance / 2})[1]
-        if torch.equal(again, result[1]):
-            return result
-        self.met["the order of equal elements"] = None
-        return result[0], again
+        if not torch.equal(again, indices):
+            self.met["the order of equal elements"] = None
+        return best, again
 
     def moments(self, func: Any, given: dict[str, Any]) -> Any:
         """The mean beside a spread: torch's way to it makes NaN of an infinity, others do not."""
         spread, mean = func(**given)
-        is_open = mean.isnan() & spread.isnan()
-        return spread, self.filled(mean, is_open, "the mean that comes with a variance of infinities")
+        what = "the mean that comes with a variance of infinities"
+        return spread, self.filled(mean, mean.isnan() & spread.isnan(), what)
 
     def unique(self, func: Any, given: dict[str, Any]) -> Any:
         values, inverse, counts = func(**given)
@@ -269,9 +254,8 @@ RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
         "_to_copy copy convert_element_type": UndefinedResults.cast,
         "bitwise_left_shift bitwise_right_shift lshift rshift ilshift irshift": UndefinedResults.shift,
         ORDERED: UndefinedResults.choose,
-        "cummax cummin": UndefinedResults.running,
-        "max_pool2d_with_indices max_pool3d_with_indices"
-        " adaptive_max_pool2d adaptive_max_pool3d": UndefinedResults.pool,
+        "cummax cummin max_pool2d_with_indices max_pool3d_with_indices"
+        " adaptive_max_pool2d adaptive_max_pool3d": UndefinedResults.extremes,
         "var_mean std_mean": UndefinedResults.moments,
         "_unique2 unique_dim": UndefinedResults.unique,
         WRITTEN: UndefinedResults.write,
