@@ -48,7 +48,7 @@ def to_float64(value: Any) -> Any:
     if not isinstance(value, torch.nn.Module):
         return within(Float64, value)
     model = copy.deepcopy(value)
-    narrow, copies = ([*tensors_of(module)] for module in (value, model))
+    narrow, copies = ([*tensors_of_module(module)] for module in (value, model))
     wide = clone_values([tensor.detach() for tensor in narrow], change)
     for tensor, clone in zip(copies, wide, strict=True):  # a copied parameter has lost its strides
         tensor.data = clone
@@ -56,7 +56,7 @@ def to_float64(value: Any) -> Any:
     return model
 
 
-def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of_module(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from (*module.parameters(), *module.buffers())
     for part in module.modules():
         yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
