@@ -79,7 +79,6 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Exec
     from minidbg.judge.script import ExecutedScript
 
     spec = parse_header(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path).spec
-    command: tuple[str, ...] = (__file__, path)
     if options:
         import torch  # noqa: F401 - whose dtypes may stand in the options
 
@@ -90,8 +89,7 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Exec
             )
         together = {**spec.backend.options, **read_literal(options)}
         spec = replace(spec, backend=replace(spec.backend, options=together))
-        command = (*command, "--options", options)
-    return ExecutedScript(definitions, spec, command, definitions[FAILED])
+    return ExecutedScript(definitions, spec, definitions[FAILED])
 
 
 def definitions_of(path: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 from minidbg.core.kinds import Kind
@@ -25,16 +26,16 @@ STDERR_KEPT = 4000
 EXIT = "exit status"
 
 
-def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float, tells_phases: bool = False) -> Outcome:
+def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float) -> Outcome:
     """The outcome of a script's run with a time limit of ``limit_s``: what it printed, else what
     its end shows, with a reason.
 
-    ``tells_phases``: it was asked to, so that one which has named none has not come to eager.
+    Where a death is expected it tells its phases: one which has named none has not come to eager.
     """
     found = printed(ended)
     if found is not None:
         return found
-    found = outcome_of_death(ended, spec, tells_phases=tells_phases)
+    found = outcome_of_death(ended, spec, tells_phases=spec.expected.kind.traits.dies)
     by = died_by(ended)
     if ended.timed_out:
         how = f"no answer within {limit_s:g} s"
@@ -43,6 +44,8 @@ def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float, tells_phases:
     else:
         how = f"died of {by}" if ended.signal is not None else by
     message = found.stderr or found.message
+    if found.signature is not None:
+        message = "\n".join(filter(None, (found.message, found.stderr)))
     return replace(found, reason=found.reason or how, message=message, stderr="")
 
 
@@ -87,6 +90,16 @@ def outcome_of_death(ended: Ended, spec: RunSpec, *, tells_phases: bool = True) 
     signature = Signature(kind, direction, types, frames)
     found = failure(signature, spec, message, stderr=tail, signal=killed)
     return replace(found, seconds=seconds)
+
+
+def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:
+    for run in range(1, attempts + 1):
+        outcome = judge()
+        if outcome.verdict is Verdict.REPRODUCES and run > 1:
+            return replace(outcome, verdict=Verdict.FLAKY, reproduced=1, runs=run)
+        if outcome.verdict is not Verdict.GONE:
+            return outcome
+    return replace(outcome, runs=attempts, reproduced=0) if attempts > 1 else outcome
 
 
 def died_by(ended: Ended) -> str:

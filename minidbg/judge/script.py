@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,23 +17,16 @@ from typing import Any
 
 import torch
 
-from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import PRECISIONS, Level, RunSpec
-from minidbg.judge.death import outcome_of_death, printed
+from minidbg.judge.death import shown_in
 from minidbg.judge.run import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
-from minidbg.workers import run_python
-
-COMPILES = "phase compile"
-STDERR_SHOWN = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutedScript:
     definitions: Mapping[str, Any]
     spec: RunSpec
-    command: tuple[str, ...] = ()
-    """The arguments of a Python that judges it in its own process, without options of the judge."""
     failed: Sequence[BaseException] = ()
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
@@ -90,21 +82,6 @@ class BackendCannotLoad(Unavailable):
     """The backend is here, and cannot be loaded."""
 
 
-def judge_here(
-    script: ExecutedScript,
-    device: str | None,
-    backend: str | None,
-    note: Callable[[str], object] = lambda phase: None,
-) -> Outcome:
-    try:
-        found = judge(script.runnable(device, backend), note=note)
-        if found.verdict is Verdict.GONE and HANDED_BACK in found.reason:
-            found = replace(found, verdict=Verdict.SKIPPED)
-    except Unavailable as missing:
-        found = Outcome(Verdict.SKIPPED, reason=str(missing))
-    return replace(found, device=device or script.spec.device)
-
-
 def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
     """Whether its backend handles any op at all: the outcome on the first of ``ONE_OP`` that is as
     in eager, else on the first of all.
@@ -143,50 +120,29 @@ def outcome_of_script(
     script: ExecutedScript,
     device: str | None = None,
     backend: str | None = None,
-    tell: Callable[[str], object] | None = None,
+    say: Callable[[str], object] = lambda text: None,
 ) -> Outcome:
-    """Judge the script here or in a child process (crash, hang; it says by ``tell`` what it does).
+    """Judge the script in this process, which says in which phase it is where it may die of it.
 
-    A flaky failure gets the header's number of attempts. A fault of the script is ``invalid``.
+    Another flaky failure gets the header's number of attempts. A script's fault is ``invalid``.
     """
+    dies = script.spec.expected.kind.traits.dies
+
+    def once() -> Outcome:
+        try:
+            runnable = script.runnable(device, backend)
+            found = judge(runnable, note=lambda phase: dies and say("phase " + phase))
+            if found.verdict is Verdict.GONE and HANDED_BACK in found.reason:
+                found = replace(found, verdict=Verdict.SKIPPED)
+        except Unavailable as missing:
+            found = Outcome(Verdict.SKIPPED, reason=str(missing))
+        return replace(found, device=device or script.spec.device)
+
     try:
-        if tell is not None:
-            return judge_here(script, device, backend, lambda phase: tell("phase " + phase))
-        if script.spec.expected.kind.traits.dies:
-            once = partial(judge_in_child, script.command, script.spec, device, backend)
-        else:
-            once = partial(judge_here, script, device, backend)
-        return shown_in(script.spec.attempts, once)
+        return shown_in(1 if dies else script.spec.attempts, once)
     except Exception as error:  # noqa: BLE001 - else Python exits with 1, which means "reproduces"
         traceback.print_exc()
         return Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
-
-
-def judge_in_child(command: Sequence[str], spec: RunSpec, device: str | None, backend: str | None) -> Outcome:
-    """The outcome that ``python *command`` finds in a process of its own, or what its death says.
-
-    Its time begins when it says that it compiles: imports and the eager run are not the backend's.
-    """
-    more = [*(["--device", device] if device else []), *(["--backend", backend] if backend else [])]
-    done = run_python(
-        [*command, "--child", *more],
-        seconds=float(os.environ.get("MINIDBG_TIME_LIMIT_S") or spec.time_limit_s),
-        memory_bytes=memory_limit(),
-        begins_at=COMPILES,
-    )
-    sys.stderr.write(done.stderr_tail[-STDERR_SHOWN:])
-    found = printed(done) or outcome_of_death(done, spec)
-    return replace(found, seconds=round(done.seconds, 3), device=device or spec.device)
-
-
-def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:
-    for run in range(1, attempts + 1):
-        found = judge()
-        if found.verdict is Verdict.REPRODUCES and run > 1:
-            return replace(found, verdict=Verdict.FLAKY, reproduced=1, runs=run)
-        if found.verdict is not Verdict.GONE:
-            return found
-    return replace(found, runs=attempts, reproduced=0) if attempts > 1 else found
 
 
 def main(script: ExecutedScript, argv: list[str], say: Callable[[str], object]) -> int:
@@ -198,8 +154,7 @@ def main(script: ExecutedScript, argv: list[str], say: Callable[[str], object]) 
         if options.one_op:
             found = judged_on_one_op(script, options.device)
         else:
-            tell = say if options.child else None
-            found = outcome_of_script(script, options.device, options.backend, tell)
+            found = outcome_of_script(script, options.device, options.backend, say)
         say(json.dumps(found.to_json(), default=str))
     except Exception:  # noqa: BLE001 - as in outcome_of
         traceback.print_exc()
@@ -216,8 +171,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     for name in ("--device", "--backend"):
         parser.add_argument(name)
     parser.add_argument("--tolerances", nargs="+")
-    for name in ("--child", "--one-op"):
-        parser.add_argument(name, action="store_true")
+    parser.add_argument("--one-op", action="store_true")
     options = parser.parse_args(argv)
     if options.tolerances and options.tolerances[0] in PRECISIONS:
         options.tolerances = PRECISIONS[options.tolerances[0]]

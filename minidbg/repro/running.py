@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from minidbg import torch_internals, workers
 from minidbg.core import environment
+from minidbg.core.machine import busyness, memory_limit
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.judge.command import JUDGE_SCRIPT
-from minidbg.judge.death import outcome_of_run
+from minidbg.judge.death import outcome_of_run, shown_in
 from minidbg.repro.header import read_header
 from minidbg.workers import Request
 
+START_SECONDS = 10.0
+"""What an interpreter takes on an idle machine until a repro's backend is called, at most."""
 USUAL_ENV: Mapping[str, str | None] = dict.fromkeys(environment.USUAL_THREADS.taken_out)
 """No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run."""
 
@@ -45,11 +49,20 @@ def run(
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
-    ended = submit(Request(tuple(argv), seconds=seconds, fork=fork, env=USUAL_ENV)).result()
-    outcome = outcome_of_run(ended, header.spec, limit_s=seconds)
-    if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
-        outcome = replace(outcome, stderr=ended.stderr_tail)  # asked for where a failure was expected
-    return replace(outcome, device=device or outcome.device or header.spec.device)
+    dies, memory = header.spec.expected.kind.traits.dies, None
+    if dies:
+        own = float(os.environ.get("MINIDBG_TIME_LIMIT_S") or header.spec.time_limit_s)
+        seconds, memory = min(seconds, own + START_SECONDS * busyness()), memory_limit()
+    request = Request(tuple(argv), seconds=seconds, fork=fork, env=USUAL_ENV, memory_bytes=memory)
+
+    def once() -> Outcome:
+        ended = submit(request).result()
+        outcome = outcome_of_run(ended, header.spec, limit_s=seconds)
+        if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
+            outcome = replace(outcome, stderr=ended.stderr_tail)  # asked for where a failure was expected
+        return replace(outcome, device=device or outcome.device or header.spec.device)
+
+    return shown_in(header.spec.attempts if dies else 1, once)
 
 
 def run_alone(

@@ -87,7 +87,7 @@ def bisect_revisions(
         built_in = (build_folder or checkout).resolve()
         inside = built_in.relative_to(checkout) if built_in.is_relative_to(checkout) else "."
         device = device or repro.spec.device
-        command = judge_arguments(repro, device, options=options, in_worker=False)
+        command = judge_arguments(repro, device, options=options)
 
         def judge() -> tuple[Verdict | None, str]:
             """Whether it is gone or reproduces at this commit, None if it is unclear; and why."""

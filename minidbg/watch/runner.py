@@ -87,17 +87,10 @@ class Runner:
         return min(MOST_SECONDS, enough + (least if fresh else 0))
 
 
-def judge_arguments(
-    repro: Repro, device: str, *, options: str = "", in_worker: bool = True
-) -> tuple[str, ...]:
-    """The command, our only one, that judges a repro on a device and prints the outcome as JSON.
-
-    A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to
-    start; in a worker, which is such a process already, it is asked to do without (``--child``).
-    """
+def judge_arguments(repro: Repro, device: str, *, options: str = "") -> tuple[str, ...]:
+    """The command, our only one, that judges a repro on a device and prints the outcome as JSON."""
     more = ("--options", options) if options else ()
-    how = ("--child",) if in_worker and repro.spec.expected.kind.traits.dies else ()
-    return (JUDGE_SCRIPT, str(repro.path.absolute()), *more, "--device", device, *how)
+    return (JUDGE_SCRIPT, str(repro.path.absolute()), *more, "--device", device)
 
 
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Warmup | None:
@@ -119,8 +112,7 @@ def outcome_of_job(repro: Repro, device: str, ended: Ended) -> Outcome:
         reason = ended.error or "the worker process died under it"
         return Outcome(Verdict.INVALID, reason=reason, device=device)
     spec = as_its_header_says(repro)
-    tells = spec.traits.dies  # as ``judge_arguments`` asks for it
-    outcome = outcome_of_run(ended, spec, limit_s=round(ended.seconds), tells_phases=tells)
+    outcome = outcome_of_run(ended, spec, limit_s=round(ended.seconds))
     return replace(outcome, device=device)
 
 

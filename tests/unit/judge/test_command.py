@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ from minidbg.core.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, RunSpec
 from minidbg.judge import command
 from minidbg.judge.signature import failure
+from minidbg.repro import running
 
 MODEL = """
 class Repro(torch.nn.Module):
@@ -277,12 +276,6 @@ def test_a_judged_run_and_its_outcome_agree_on_what_is_the_same_failure() -> Non
             assert (package is Verdict.REPRODUCES) is is_same
 
 
-def run_there(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(PLANTED)}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd="/", env=env, check=False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "kind", "status", "words"),
@@ -292,7 +285,7 @@ def run_there(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
             "segfaults_on_relu",
             "crash",
             1,
-            "reproduces: SIGSEGV while compiling forward: Segmentation",
+            "SIGSEGV while compiling forward: Segmentation",
         ),
         ("aborts_on_relu", "crash", 1, "terminate called"),
         ("exits_on_relu", "crash", 1, "exit status 7"),
@@ -300,25 +293,33 @@ def run_there(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         ("is_killed_on_relu", "crash", 1, "SIGKILL"),
         ("raises_on_relu", "crash", 3, "changed: "),
         ("runs_the_graph", "crash", 0, "gone"),
-        ("hangs_on_relu", "hang", 1, "reproduces: no end while compiling forward"),
+        ("hangs_on_relu", "hang", 1, "no end while compiling forward"),
         ("segfaults_in_run_on_relu", "hang", 3, "crashed: "),
         ("leaves_processes_on_relu", "hang", 1, "reproduces: "),
     ],
 )
 def test_dangerous_scripts_live_to_tell_the_verdict(
-    write_script: WriteScript, backend: str, kind: str, status: int, words: str
+    write_script: WriteScript,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    kind: str,
+    status: int,
+    words: str,
 ) -> None:
     header = (
         f'time_limit_s = 6\n[tool.minidbg.signature]\nkind = "{kind}"\n' if kind in ("crash", "hang") else ""
     )
-    done = run_there(command.JUDGE_SCRIPT, write_script(backend, kind=kind, header=header))
-    assert done.returncode == status, done.stderr
-    assert words in in_words(done.stdout)
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
+    found = running.run(write_script(backend, kind=kind, header=header))
+    said = ": ".join(part for part in (found.in_words, found.message) if part)
+    assert (found.verdict.exit_status, words in said) == (status, True), said
 
 
 @pytest.mark.slow
-def test_model_that_dies_in_eager_is_invalid(write_script: WriteScript) -> None:
+def test_model_that_dies_in_eager_is_invalid(
+    write_script: WriteScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = MODEL.replace("return (torch.relu(x),)", "__import__('ctypes').string_at(0)")
-    done = run_there(command.JUDGE_SCRIPT, write_script("segfaults_on_relu", kind="crash", model=model))
-    assert done.returncode == 125
-    assert in_words(done.stdout).startswith("invalid: eager itself died (SIGSEGV)")
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
+    found = running.run(write_script("segfaults_on_relu", kind="crash", model=model))
+    assert found.in_words.startswith("invalid: eager itself died (SIGSEGV)")

@@ -86,7 +86,7 @@ def test_what_was_ended_for_a_limit_was_not_killed_by_its_signal() -> None:
 def test_what_does_not_end_in_the_backend_judges_nothing(fields: dict[str, Any], reason: str) -> None:
     found = outcome_of_death(died(**fields), spec_for())
     assert (found.verdict, found.reason, found.signature) == (Verdict.INVALID, reason, None)
-    of_run = outcome_of_run(died(**fields), spec_for(), limit_s=5, tells_phases=True)
+    of_run = outcome_of_run(died(**fields), spec_for(), limit_s=5)
     assert (of_run.verdict, of_run.reason, of_run.signature) == (Verdict.INVALID, reason, None)
     assert of_run.message == fields.get("stderr_tail", STACK)
 

@@ -10,7 +10,8 @@ import torch
 
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, Level, RunSpec
-from minidbg.judge.script import ExecutedScript, Unavailable, judged_on_one_op, shown_in
+from minidbg.judge.death import shown_in
+from minidbg.judge.script import ExecutedScript, Unavailable, judged_on_one_op
 
 GONE, REPRODUCES = Outcome(Verdict.GONE), Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE))
 CHANGED = Outcome(Verdict.CHANGED, Signature(Kind.RUNTIME, types=("KeyError",)), message="KeyError: 3")

@@ -29,6 +29,10 @@ def ended(make_case, tmp_path):
     return answer
 
 
+COMPILES = "phase eager\nphase compile forward\n"
+"""What is told of where it is by a script that may die of its backend."""
+
+
 def said(**fields):
     answer = {"verdict": "gone", "signature": None, "repro": "r.py", "torch": "2.13.0", **fields}
     return json.dumps(answer) + "\n"
@@ -65,11 +69,11 @@ def test_device_and_backend_are_passed_on(ended, tmp_path):
     ],
 )
 def test_a_death_is_a_crash_and_no_answer_in_time_a_hang(ended, kind, died, timed_out):
-    outcome = ended(kind, signal=signal.SIGSEGV, stderr_tail="Fatal Python error")
+    outcome = ended(kind, stdout=COMPILES, signal=signal.SIGSEGV, stderr_tail="Fatal Python error")
     assert (outcome.verdict, outcome.reason) == (died, "died of SIGSEGV")
     assert outcome.signal == signal.SIGSEGV
     assert "Fatal" in outcome.message
-    outcome = ended(kind, timed_out=True, signal=signal.SIGKILL)
+    outcome = ended(kind, stdout=COMPILES, timed_out=True, signal=signal.SIGKILL)
     assert (outcome.verdict, outcome.reason) == (timed_out, "no answer within 5 s")
 
 
