@@ -68,19 +68,14 @@ def merged_links(
 
     Raises ConflictingOptions when one of them was given in both places with two values.
     """
-    for name in wrapped.keys() & given.keys():
-        if wrapped[name] is not given[name] and wrapped[name] != given[name]:
-            raise conflict(f"option {name!r}", wrapped[name], given[name])
-    modes = {mode for mode in (wrapped_mode, given_mode) if mode not in (None, "default")}
-    if len(modes) > 1:
-        raise conflict("mode", wrapped_mode, given_mode)
-    return {**wrapped, **given}, modes.pop() if modes else None
-
-
-def conflict(what: str, wrapped: object, given: object) -> ConflictingOptions:
-    return ConflictingOptions(
-        f"{what} is {wrapped!r} in minidbg.wrap and {given!r} in torch.compile; give it in one place"
-    )
+    pairs = [(f"option {name!r}", wrapped[name], given[name]) for name in wrapped.keys() & given.keys()]
+    modes = [mode for mode in (wrapped_mode, given_mode) if mode not in (None, "default")]
+    pairs += [("mode", modes[0], modes[-1])] if modes else []
+    for what, ours, theirs in pairs:
+        if ours is not theirs and ours != theirs:
+            conflict = f"{what} is {ours!r} in minidbg.wrap and {theirs!r} in torch.compile"
+            raise ConflictingOptions(f"{conflict}; give it in one place")
+    return {**wrapped, **given}, modes[0] if modes else None
 
 
 def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
