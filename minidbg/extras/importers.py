@@ -41,8 +41,8 @@ from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
-from minidbg.oracle.ask import device_of_values
 from minidbg.repro.cases import ChosenBackend, backend_named, case_of, need_grad
+from minidbg.torch_internals.devices import devices_of
 
 SECONDS = 120.0
 """Time limit of each run of the whole program."""
@@ -280,7 +280,8 @@ class Execution:
         reader = torch_internals.input_reader(str(stored) if stored else None)
         torch.manual_seed(0)
         load_args(reader)
-        with torch.autocast(device_of_values(tuple(reader.args)).type, enabled=autocast):
+        device = next(iter(devices_of(reader.args)), torch.device("cpu"))
+        with torch.autocast(device.type, enabled=autocast):
             context = replace(current_context(), threads=None, config=config_of_the_file())
         symbolic = any(type(value) is int for value in reader.args)
         graph_module, values = capture_by_dynamo(mod, reader.args, dynamic=symbolic or None)

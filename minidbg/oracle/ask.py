@@ -32,6 +32,7 @@ from minidbg.fx.effects import is_call
 from minidbg.judge.death import died_by, outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
 from minidbg.oracle.parcel import ANSWER, packed, warmup_for
+from minidbg.torch_internals.devices import devices_of
 from minidbg.workers import Ended, Request, Submit
 from minidbg.workers.kernel_cache import CACHE_VARIABLE, remove_unfinished
 
@@ -72,7 +73,7 @@ def ask_all(
             asked = submit(Request(
                 call=ANSWER, argument={**argument, "bisection": bisection},
                 seconds=deadline.left(seconds), deadline=deadline, memory_bytes=memory_bytes,
-                fork=warmup_for(case) if answers_in_forks(case) else None,
+                fork=forked_from(case),
             ))  # fmt: skip
             until_its_end = files.pop_all()
         asked.add_done_callback(lambda _: until_its_end.close())
@@ -94,7 +95,7 @@ def ask_all(
         outcome = outcome_of(case, seconds, *begun)
         if is_hang(outcome) and not case.spec.traits.endless:
             enough = time_for(case, outcome_of, deadline)
-            if forked and not answers_in_forks(case):
+            if forked and forked_from(case) is None:
                 return outcome_of(case, seconds)
             if case.kind is None and enough is not None and enough > seconds:
                 return outcome_of(case, enough)
@@ -105,7 +106,7 @@ def ask_all(
         for case, seconds in questions:
             if case.spec.traits.endless and (enough := time_for(case, outcome_of, deadline)) is not None:
                 seconds = min(seconds, max(LEAST_S, enough))
-            asked.append((case, seconds, answers_in_forks(case)))
+            asked.append((case, seconds, forked_from(case) is not None))
             with contextlib.suppress(CannotWrite, OSError):  # it is put again when it is waited for
                 asked[-1] = (*asked[-1], put(case, seconds))
         return [finished(*question) for question in asked]
@@ -193,9 +194,9 @@ def key_of(case: Case) -> Key:
     )
 
 
-def answers_in_forks(case: Case) -> bool:
-    """Whether the case's backend is not known to hang in each fork."""
-    return key_of(case) not in NOT_IN_FORKS
+def forked_from(case: Case) -> workers.Warmup | None:
+    """What a question has its fork from; None where the case's backend hangs in each."""
+    return None if key_of(case) in NOT_IN_FORKS else warmup_for(case)
 
 
 def one_addition(case: Case) -> Case:
@@ -206,13 +207,8 @@ def one_addition(case: Case) -> Case:
     return replace(
         case.with_spec(signature=None, dynamic=False, dynamic_dims=(), backward=False),
         graph_module=fx.GraphModule(torch.nn.Module(), graph),
-        inputs=(torch.ones(3, device=device_of_values(case.inputs)),),
+        inputs=(torch.ones(3, device=next(iter(devices_of(case.inputs)), "cpu")),),
     )
-
-
-def device_of_values(values: tuple[Any, ...]) -> torch.device:
-    found = [value.device for value in values if isinstance(value, torch.Tensor)]
-    return max(found, key=found.count, default=torch.device("cpu"))
 
 
 # ---- failures of the machine, no answers: unfinished libraries, a full disk, a killed compiler

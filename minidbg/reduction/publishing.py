@@ -218,7 +218,7 @@ def prove(case: Case, exactness: Exactness, folder: Path, session: Session) -> t
         start = partial(standby.start, [str(draft.absolute())]) if standby else None
         has_room = not devices_of(case.inputs) and bytes_of(tensors_in(case.inputs)) <= ROOM_BYTES
         begun = start(seconds=limit()) if start and has_room else None
-        fork = oracle.warmup_for(case) if oracle.answers_in_forks(case) else None
+        fork = oracle.forked_from(case)
         outcomes = [judged(fork)]
         if outcomes[0].verdict not in SHOWN and fork is not None:
             outcomes = [judged()]
