@@ -1,6 +1,7 @@
 """Killable child processes for what may crash, hang or fill memory. Nothing here imports torch."""
 
 from minidbg.workers.child import Ended as Ended
+from minidbg.workers.child import run_python as run_python
 from minidbg.workers.client import Pool as Pool
 from minidbg.workers.client import Request as Request
 from minidbg.workers.client import Scripts as Scripts
@@ -14,7 +15,6 @@ from minidbg.workers.client import start_server as start_server
 from minidbg.workers.client import stream_to_the_user as stream_to_the_user
 from minidbg.workers.client import submit as submit
 from minidbg.workers.client import submit_to_server as submit_to_server
-from minidbg.workers.interpreter import run_python as run_python
 from minidbg.workers.kernel_cache import own_kernel_cache as own_kernel_cache
 from minidbg.workers.kernel_cache import remove_unfinished as remove_unfinished
 from minidbg.workers.kernel_cache import where_kernels_go as where_kernels_go

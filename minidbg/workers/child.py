@@ -1,6 +1,5 @@
 """A supervised child process: its own group, deadline, memory limit, last words, and how it ended.
-
-``fork``, ``interpreter`` and ``server`` make such children. No room of processes imports torch.
+And a fresh Python interpreter as one; ``fork`` and ``server`` make others.
 """
 
 from __future__ import annotations
@@ -13,18 +12,22 @@ import resource
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
+from minidbg.core import environment
 from minidbg.core.text import last_line, signal_name
 from minidbg.workers import family
 
 JsonValue: TypeAlias = Any
 """What ``json`` can write."""
 POLL_S = 0.05
+START_LIMIT_S = 300.0
+"""For imports, and whatever else comes before the work that a time limit is for."""
 LAST_WORDS_S = 2.0
 """After the deadline: how long a child has to write its stack before it is killed."""
 TAIL_BYTES = 64_000
@@ -133,18 +136,23 @@ class Child:
     ) -> None:
         """Empty the child's pipes until it is dead or over a limit, or ``enough()``."""
         polls = limit_bytes is not None or enough is not None
-        next_look, was_over = time.monotonic() + POLL_S, False
-        with selectors.DefaultSelector() as selector, self.exit_event(selector) as wakes:
+        next_look, was_over, wakes = time.monotonic() + POLL_S, False, False
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
             for pipe in self.pipes:
-                selector.register(pipe.read_end, selectors.EVENT_READ)
+                selector.register(pipe.read_end, selectors.EVENT_READ, pipe)
             if self.asker is not None:
                 selector.register(self.asker, selectors.EVENT_READ)
+            with contextlib.suppress(OSError, AttributeError):  # else polls see that it has ended
+                descriptor = os.pidfd_open(self.pid)
+                stack.callback(os.close, descriptor)
+                wakes = bool(selector.register(descriptor, selectors.EVENT_READ))
             while not process_has_ended(self.pid) and not (enough and enough()):
                 now = time.monotonic()
                 if now >= deadline:
                     if self.timed_out:
                         return
-                    self.timed_out, deadline, limit_bytes, enough = True, now + LAST_WORDS_S, None, None
+                    self.timed_out, deadline = True, now + LAST_WORDS_S
+                    limit_bytes = enough = None
                     self.memory_in_use()  # for who belongs to it
                     with contextlib.suppress(ProcessLookupError):
                         # faulthandler writes the stack, also while C code holds the GIL
@@ -159,29 +167,11 @@ class Child:
                     next_look = time.monotonic() + POLL_S
                 until = deadline if wakes and not polls else min(deadline, now + POLL_S)
                 for key, _ in selector.select(max(0.0, until - now)):
-                    self.read(selector, key.fd)
-
-    def read(self, selector: selectors.BaseSelector, descriptor: int) -> None:
-        if self.asker is not None and descriptor == self.asker.fileno():
-            self.asker.recv(1)
-            raise KeyboardInterrupt
-        for pipe in self.pipes:
-            if descriptor == pipe.read_end and not pipe.drain():
-                selector.unregister(descriptor)
-
-    @contextlib.contextmanager
-    def exit_event(self, selector: selectors.BaseSelector) -> Iterator[bool]:
-        """Wake the selector when the child ends, if the kernel tells (True); else polls see it."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except (OSError, AttributeError):
-            yield False
-            return
-        try:
-            selector.register(descriptor, selectors.EVENT_READ)
-            yield True
-        finally:
-            os.close(descriptor)
+                    if key.fileobj is self.asker and self.asker is not None:
+                        self.asker.recv(1)
+                        raise KeyboardInterrupt
+                    if key.data is not None and not key.data.drain():
+                        selector.unregister(key.fd)
 
     def memory_in_use(self) -> int:
         """Resident bytes of the child and all that it started; remembers who they are."""
@@ -201,10 +191,6 @@ class Child:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         for pipe in self.pipes:
             pipe.drain()
-
-    @property
-    def is_over(self) -> bool:
-        return self.timed_out or self.out_of_memory
 
     def ending(self) -> dict[str, Any]:
         return {
@@ -233,21 +219,67 @@ def end_of(file: BinaryIO, most: int = TAIL_BYTES) -> str:
     return file.read().decode(errors="replace")
 
 
+def run_python(
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    seconds: float,
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    memory_bytes: int | None = None,
+    begins_at: str = "",
+) -> Ended:
+    """Run ``python *argv`` for at most ``seconds``; it ends with all that it started. ``env``
+    overrides variables; None unsets one.
+
+    ``memory_bytes`` is what it and all that it starts may hold. ``begins_at``: the seconds begin
+    when the program has this text at the start of its stdout; so far it has ``START_LIMIT_S``.
+
+    ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be made.
+    """
+    arguments = [os.fspath(part) for part in argv]
+    arguments = arguments[1:] if arguments[:1] == [sys.executable] else arguments
+    began = time.monotonic()
+    with Pipe(TAIL_BYTES) as out, Pipe(TAIL_BYTES) as err:
+        with no_core_files():
+            process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", *arguments],
+                stdin=subprocess.DEVNULL, stdout=out.write_end, stderr=err.write_end, cwd=cwd,
+                start_new_session=True, env=environment.for_judge(given=env),
+            )  # fmt: skip
+        child = Child(process.pid, (out, err))
+
+        def has_begun() -> bool:
+            return begins_at.encode() in out.data
+
+        try:
+            if begins_at:
+                child.wait_until(time.monotonic() + START_LIMIT_S, memory_bytes, enough=has_begun)
+            if not (child.timed_out or child.out_of_memory):
+                child.wait_until(time.monotonic() + seconds, memory_bytes)
+        finally:
+            child.memory_in_use()  # for who belongs to it
+            child.end()
+            process.returncode = child.code or 0  # it is reaped, and Popen need not wait for it
+        return Ended(
+            **child.ending(),
+            stdout=out.text(),
+            stderr_tail=err.text(),
+            seconds=time.monotonic() - began,
+        )
+
+
+@contextlib.contextmanager
+def no_core_files() -> Iterator[None]:
+    """A block in which a process that is started leaves no core file: it may be meant to die."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+
+
 # ---- in the child --------------------------------------------------------------------------------
-
-
-def stand_alone(streams: tuple[int | None, int, int], parent: int) -> None:
-    """Own streams, default signals, no core file, and death with ``parent``: the first acts of a
-    forked child that leads a group."""
-    signal.set_wakeup_fd(-1)
-    for number in (
-        signal.SIGABRT, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM
-    ):  # fmt: skip
-        signal.signal(number, signal.SIG_DFL)
-    die_with_parent(signal.SIGKILL, parent)
-    for target, descriptor in enumerate(streams):
-        os.dup2(os.open(os.devnull, os.O_RDONLY) if descriptor is None else descriptor, target)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def die_with_parent(number: int, parent: int) -> None:

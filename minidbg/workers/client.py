@@ -32,9 +32,8 @@ from typing import Any, BinaryIO, Protocol, Self, TextIO
 from minidbg.core import environment
 from minidbg.core.machine import HERE, NEVER, Deadline
 from minidbg.workers import leftovers
-from minidbg.workers.child import Ended, JsonValue, end_of, kill_group, process_has_ended
+from minidbg.workers.child import Ended, JsonValue, end_of, kill_group, process_has_ended, run_python
 from minidbg.workers.entry import fingerprints
-from minidbg.workers.interpreter import run_python
 from minidbg.workers.kernel_cache import CACHE_VARIABLE
 
 Question = Mapping[str, Any]
@@ -42,8 +41,8 @@ Question = Mapping[str, Any]
 ``seconds``, ``memory_bytes``, ``interrupts`` (a first byte of the asker interrupts the function, as
 Ctrl-C does), ``asks`` (the child may ask this server), ``program`` (see ``call_in_fork``; either
 has a ``folder`` of its own), ``files``, the names of what is sent along (``stdin`` is the child's);
-``warmup``, and the surroundings that the child has: ``cwd``, ``environ``, ``path`` (None: the
-server's own)."""
+``warmup``, and the surroundings that the child has: ``cwd``, ``environ``, ``one_thread``, ``path``
+(None: the server's own)."""
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
 LEAST_ROOM_BYTES = 1 << 30
@@ -57,10 +56,8 @@ LONGEST_END_S = 8.0
 ROOT = str(Path(__file__).parents[2])
 SERVER = "minidbg.workers.server"
 PROGRAM = f"import sys; sys.path.append(sys.argv[1]); from {SERVER} import main; main(*sys.argv[1:])"
-NO_FILES: Mapping[str, int] = {}
 SERVERS: dict[int, Server] = {}
 """The server of this process, by the process's number: a forked child has none."""
-STARTING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +118,8 @@ class Request:
     """Give an interpreter of its own one thread, as a warm fork has: that would hang with more."""
 
 
-class Submit(Protocol):
-    """Raises OSError when no process can be made. A future that is cancelled ends its child."""
-
-    def __call__(self, request: Request) -> Future[Ended]: ...
+Submit = Callable[[Request], Future[Ended]]
+"""Raises OSError when no process can be made. A future that is cancelled ends its child."""
 
 
 class Asked(Future[Ended]):
@@ -203,24 +198,6 @@ class Asked(Future[Ended]):
         if self.is_under_way and not self.has_reader:
             self.end(Ended(lost=True))
         return is_cancelled
-
-
-def import_path() -> list[str]:
-    """``sys.path`` for another process, without what Python passes over: a program may have put
-    a Path there."""
-    return [one for one in sys.path if isinstance(one, str)]
-
-
-def put(control: socket.socket, question: Question, files: Mapping[str, int] = NO_FILES) -> socket.socket:
-    """Put a question to the server, with files for its child. Its answer, the parts of an
-    ``Ended``, comes on this socket: the end alone, if who was to answer has ended."""
-    text = json.dumps({**question, "files": list(files)}).encode()
-    ours, theirs = socket.socketpair()
-    with theirs, contextlib.suppress(OSError):
-        socket.send_fds(control, [b"?"], [theirs.fileno(), *files.values()])
-    with contextlib.suppress(OSError):
-        ours.sendall(len(text).to_bytes(8, "big") + text)
-    return ours
 
 
 @contextlib.contextmanager
@@ -350,9 +327,22 @@ class Server:
             self.pid = None
 
     def surroundings(self) -> dict[str, Any]:
-        """This process's folder, ``sys.path`` and environment, as far as a judge is to have it."""
+        """This process's folder, ``sys.path`` (where a program may have put a Path, which Python
+        passes over) and environment, as far as a judge is to have it."""
+        path = [folder for folder in sys.path if isinstance(folder, str)]
         environ = environment.for_judge(environment.FORKABLE)
-        return {"cwd": os.getcwd(), "path": import_path(), "environ": environ}
+        return {"cwd": os.getcwd(), "path": path, "environ": environ}
+
+    def put(self, question: Question, files: Mapping[str, int]) -> socket.socket:
+        """Put a question, with files for its child. Its answer, the parts of an ``Ended``, comes on
+        this socket: the end alone, if who was to answer has ended."""
+        text = json.dumps({**self.surroundings(), **question, "files": list(files)}).encode()
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.suppress(OSError):
+            socket.send_fds(self.control, [b"?"], [theirs.fileno(), *files.values()])
+        with contextlib.suppress(OSError):
+            ours.sendall(len(text).to_bytes(8, "big") + text)
+        return ours
 
     def prepare(self, call: str, warmup: Warmup, ahead: StandbyPlan | None = None) -> None:
         """Have it prepare itself for such questions, without a wait. Before that it starts an
@@ -361,8 +351,8 @@ class Server:
         if ahead is not None:
             with contextlib.suppress(OSError):  # who needs it starts one
                 self.standby = self.start_standby(ahead)
-        question = {**self.surroundings(), "call": call, "warmup": asdict(warmup), "argument": None}
-        put(self.control, question).close()  # one that has ended is found out by the next question
+        # a server that has ended is found out by the next question
+        self.put({"call": call, "warmup": asdict(warmup), "argument": None}, {}).close()
 
     def take_standby(self) -> Standby | None:
         standby, self.standby = self.standby, None
@@ -376,12 +366,11 @@ class Server:
         stdin, order = os.pipe()
         env = {**plan.env, "PYTHONHASHSEED": str(int.from_bytes(os.urandom(3)) + 1)}
         question = {
-            **self.surroundings(), "call": f"{SERVER}:become", "warmup": None,
-            "argument": {"modules": list(plan.modules), "env": env}, "program": True,
-            "seconds": LONGEST_WAIT_S, "memory_bytes": None,
+            "call": f"{SERVER}:become", "argument": {"modules": list(plan.modules), "env": env},
+            "warmup": None, "program": True, "seconds": LONGEST_WAIT_S, "memory_bytes": None,
         }  # fmt: skip
         try:
-            return Standby(put(self.control, question, {"stdin": stdin}), order)
+            return Standby(self.put(question, {"stdin": stdin}), order)
         finally:
             os.close(stdin)
 
@@ -400,14 +389,13 @@ class Server:
         if standby is not None:
             files |= {"standby": standby.answer.fileno(), "order": standby.order}
         question = {
-            **self.surroundings(), "call": call, "argument": argument, "seconds": request.seconds,
-            "warmup": request.fork and asdict(request.fork), "memory_bytes": request.memory_bytes,
+            "call": call, "argument": argument, "warmup": request.fork and asdict(request.fork),
+            "seconds": request.seconds, "memory_bytes": request.memory_bytes,
             "interrupts": request.interrupts, "program": bool(request.argv), "asks": request.asks,
+            "one_thread": request.one_thread,
         }  # fmt: skip
-        if request.one_thread:
-            question["environ"] |= environment.ONE_THREAD.put_in
         until = time.monotonic() + request.deadline.left(SERVER_START_LIMIT_S + request.seconds)
-        asked = Asked(put(self.control, question, files), until + LATE_ANSWER_S, self.last_words)
+        asked = Asked(self.put(question, files), until + LATE_ANSWER_S, self.last_words)
         if standby is not None:
             standby.let_go()
         return asked
@@ -516,8 +504,7 @@ def preload_for(backends: Iterable[str], *, forks: bool) -> Warmup:
 
 def start_server() -> Server:
     """The server of this process; a new one waits for what it is to prepare. Raises OSError."""
-    with STARTING:
-        return SERVERS.setdefault(os.getpid(), Server()).start()
+    return SERVERS.setdefault(os.getpid(), Server()).start()
 
 
 def submit_to_server(request: Request) -> Asked:
@@ -556,6 +543,5 @@ def inherit(files: Mapping[str, int], folder: Path) -> None:
 @atexit.register
 def end_server() -> None:
     """End this process's server, if it has one, and whatever it is asked."""
-    with STARTING:
-        if (server := SERVERS.pop(os.getpid(), None)) is not None:
-            server.end()
+    if (server := SERVERS.pop(os.getpid(), None)) is not None:
+        server.end()

@@ -142,19 +142,12 @@ def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:
             status = os.stat(path)
             found[path] = [status.st_mtime_ns, status.st_size]
             if stat.S_ISDIR(status.st_mode):
-                found[path] = [zlib.crc32(installed_in(Path(path)))]
+                # Names, and what the interpreter read there when it started: the folder's own time
+                # says less, since a ``__pycache__`` and an install of the same change it too.
+                names = sorted(set(os.listdir(path)) - {"__pycache__"})
+                read = (Path(path, name).read_bytes() for name in names if name.endswith(".pth"))
+                found[path] = [zlib.crc32(b"\0".join([*map(os.fsencode, names), *read]))]
     return found
-
-
-def installed_in(folder: Path) -> bytes:
-    """The names in a folder of packages, and what the interpreter read there when it started.
-
-    The folder's own time says less: it changes too when an interpreter makes a ``__pycache__``, and
-    when what is there is installed again.
-    """
-    names = sorted(set(os.listdir(folder)) - {"__pycache__"})
-    paths = [(folder / name).read_bytes() for name in names if name.endswith(".pth")]
-    return b"\0".join([*map(os.fsencode, names), *paths])
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import json
 import logging
 import mmap
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,9 +23,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn, TextIO, cast
+from typing import NoReturn, TextIO, cast
 
-from minidbg.workers.child import TAIL_BYTES, Child, Ended, JsonValue, Pipe, stand_alone
+from minidbg.workers.child import TAIL_BYTES, Child, Ended, JsonValue, Pipe, die_with_parent
 from minidbg.workers.family import own_bytes
 
 NOTE_BYTES = 256
@@ -52,7 +53,7 @@ def call_in_fork(
     seconds: float,
     memory_bytes: int | None = None,
     note: Notes | None = None,
-    on_interrupt: Callable[[], object] | None = None,
+    interrupts: bool = False,
     asker: socket.socket | None = None,
     program: bool = False,
     execs: bool = False,
@@ -64,12 +65,12 @@ def call_in_fork(
     becomes a program, whose stdout is told apart, whose logging is its own, and which inherits no
     file of ours but ``stdin``; it says how many threads torch has.
 
-    A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the
-    child (which must let SIGINT in) after a call of it, and only the second one ends it.
+    A KeyboardInterrupt here ends the child; where it ``interrupts``, the first one is passed on to
+    the child (which must let SIGINT in), and only the second one ends it.
 
     ``memory_bytes`` is what the child and all that it starts may hold, unless it ``execs`` beyond
-    what this process holds now. ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError
-    when no process can be made.
+    what this process holds now. ``note`` may be written to by ``fn``; its last text is in the
+    result. Raises OSError when no process can be made.
     """
     began = time.monotonic()
     shared = 0 if execs else own_bytes(os.getpid())
@@ -78,7 +79,8 @@ def call_in_fork(
         answer, stderr = (pipes.enter_context(Pipe(keep)) for keep in (None, TAIL_BYTES))
         stdout = pipes.enter_context(Pipe(TAIL_BYTES)) if program else stderr
         parent = os.getpid()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no interrupt before the try
+        # no interrupt before the try
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = fork()
             if pid == 0:
@@ -90,9 +92,8 @@ def call_in_fork(
                 try:
                     child.wait_until(began + seconds, limit_bytes)
                 except KeyboardInterrupt:
-                    if on_interrupt is None:
+                    if not interrupts:
                         raise
-                    on_interrupt()
                     os.kill(child.pid, signal.SIGINT)
                     child.wait_until(began + seconds, limit_bytes)
             finally:
@@ -101,7 +102,7 @@ def call_in_fork(
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return Ended(
         **child.ending(),
-        **answer_in(bytes(answer.data)),
+        **(json.loads(answer.data) if answer.data.endswith(b"\n") else {}),  # if it came whole
         note=note.last() if note else "",
         stderr_tail=stderr.text(),
         stdout=stdout.text() if program else "",
@@ -116,13 +117,6 @@ def fork() -> int:
         return os.fork()
 
 
-def answer_in(received: bytes) -> dict[str, Any]:
-    """The parts of an ``Ended`` in the answer, if it came whole: a line of JSON."""
-    with contextlib.suppress(ValueError):
-        return dict(json.loads(received)) if received.endswith(b"\n") else {}
-    return {}
-
-
 # ---- in the child --------------------------------------------------------------------------------
 
 
@@ -135,7 +129,10 @@ def be_the_child(
     try:
         leave_the_parents_world(streams, parent)
         if streams[1] == streams[2]:
-            log_to_stderr()
+            # nothing reaches the parent's log
+            for name in (None, *logging.root.manager.loggerDict):
+                logging.getLogger(name).handlers.clear()
+            logging.root.addHandler(logging.StreamHandler(sys.stderr))
             if "torch" in sys.modules:
                 from minidbg import torch_internals
 
@@ -153,22 +150,24 @@ def be_the_child(
 
 
 def leave_the_parents_world(streams: tuple[int | None, int, int], parent: int) -> None:
-    """Own session and streams, default signals: nothing shows in the parent's terminal or files."""
+    """Own session and streams, default signals, no core file, and death with the parent: nothing
+    shows in its terminal or files."""
     os.setsid()
     faulthandler.disable()  # it would keep the signals as they are, if it is on
-    stand_alone(streams, parent)
+    signal.set_wakeup_fd(-1)
+    for number in (
+        signal.SIGABRT, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+    ):  # fmt: skip
+        signal.signal(number, signal.SIG_DFL)
+    die_with_parent(signal.SIGKILL, parent)
+    for target, descriptor in enumerate(streams):
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if descriptor is None else descriptor, target)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     gc.freeze()  # the parent's objects are not ours to finalise
     PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))  # finalised, they would write
     sys.stdin, sys.stdout, sys.stderr = own_stream(0, "r"), own_stream(1, "w"), own_stream(2, "w")
     faulthandler.enable(file=2, all_threads=True)
-
-
-def log_to_stderr() -> None:
-    """Nothing that the child logs reaches the parent's log."""
-    for name in (None, *logging.root.manager.loggerDict):
-        logging.getLogger(name).handlers.clear()
-    logging.root.addHandler(logging.StreamHandler(sys.stderr))
 
 
 def own_stream(descriptor: int, mode: str) -> TextIO:

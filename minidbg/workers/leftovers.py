@@ -7,6 +7,7 @@ namespace: nothing of a living process is removed, nor of one that cannot be see
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -69,17 +70,10 @@ def make_temporary_folder(kind: str, parent: Path | None = None) -> Path:
 
 def remove_those_of_the_dead(kind: str, parent: Path) -> None:
     """Remove folders of this kind in ``parent`` whose owners have ended; what cannot go stays."""
-    try:
-        places = list(parent.iterdir())
-    except OSError:
-        return
-    for place in places:
-        # a link would lead elsewhere
-        if is_of_the_dead(kind, place.name) and not place.is_symlink():
-            shutil.rmtree(place, ignore_errors=True)
-
-
-def is_of_the_dead(kind: str, name: str) -> bool:
-    """Whether that is the name of a folder of this kind, whose owner has ended."""
-    found = re.fullmatch(rf"minidbg-{kind}-{this_place()}-(\d{{1,10}})-(\d{{1,15}})-[^-]+", name)
-    return found is not None and has_ended(int(found[1]), int(found[2]), SURELY_ANOTHER_S)
+    named = rf"minidbg-{kind}-{this_place()}-(\d{{1,10}})-(\d{{1,15}})-[^-]+"
+    with contextlib.suppress(OSError):
+        for place in list(parent.iterdir()):
+            found = re.fullmatch(named, place.name)
+            is_dead = found and has_ended(int(found[1]), int(found[2]), SURELY_ANOTHER_S)
+            if is_dead and not place.is_symlink():  # a link would lead elsewhere
+                shutil.rmtree(place, ignore_errors=True)

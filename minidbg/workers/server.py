@@ -24,13 +24,13 @@ import site
 import socket
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minidbg.core import environment
 from minidbg.core.errors import Terminated
 from minidbg.workers import client, family
 from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Ended, die_with_parent, prctl
@@ -167,7 +167,7 @@ def supervise(
             seconds=question["seconds"],
             memory_bytes=question["memory_bytes"],
             note=note,
-            on_interrupt=(lambda: None) if question.get("interrupts") else None,
+            interrupts=question.get("interrupts", False),
             asker=answer,
             program=program,
             execs=argument.get("fresh", False),
@@ -204,6 +204,7 @@ def get_ready(question: Question, owner: int) -> None:
     """Have the asker's surroundings. Import and compile here, once, what a child would have to."""
     os.environ.clear()
     os.environ.update(question["environ"])
+    os.environ.update(environment.ONE_THREAD.put_in if question.get("one_thread") else {})
     sys.path[:] = question["path"] or sys.path
     with contextlib.suppress(OSError):
         os.chdir(question["cwd"])
@@ -243,14 +244,13 @@ def warm_up(imports: Sequence[str], warm: str) -> None:
 
 def starts_nothing(module: str) -> bool:
     """Whether the import of ``module``, tried in a child, starts no thread and leaves accelerators
-    to forks of the child."""
-
+    to forks of the child; not where nobody says which threads there are."""
     from minidbg.torch_internals import devices
 
     def imported() -> bool:
-        before = threads()
+        threads = os.listdir("/proc/self/task")
         importlib.import_module(module)
-        if threads() != before or devices.in_use() is not None:
+        if os.listdir("/proc/self/task") != threads or devices.in_use() is not None:
             return False
         kinds = devices.present()
         limit = SERVER_START_LIMIT_S / 8
@@ -264,13 +264,6 @@ def seconds_used(kind: str) -> float:
     import torch
 
     return float(torch.ones(1, device=kind).sum())
-
-
-def threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return threading.active_count()
 
 
 # ---- in the child: what its question calls
