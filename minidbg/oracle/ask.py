@@ -94,18 +94,18 @@ def ask_all(
     def finished(case: Case, seconds: float, forked: bool, *begun: Future[Ended]) -> Outcome:
         outcome = outcome_of(case, seconds, *begun)
         if is_hang(outcome) and not case.spec.traits.endless:
-            enough = time_for(case, outcome_of, deadline)
+            enough = time_for(case, seconds, outcome_of, deadline)
             if forked and forked_from(case) is None:
                 return outcome_of(case, seconds)
-            if case.kind is None and enough is not None and enough > seconds:
+            if case.kind is None and enough > seconds:
                 return outcome_of(case, enough)
         return outcome
 
     asked: list[tuple[Any, ...]] = []
     try:
         for case, seconds in questions:
-            if case.spec.traits.endless and (enough := time_for(case, outcome_of, deadline)) is not None:
-                seconds = min(seconds, max(LEAST_S, enough))
+            if case.spec.traits.endless:
+                seconds = min(seconds, max(LEAST_S, time_for(case, seconds, outcome_of, deadline)))
             asked.append((case, seconds, forked_from(case) is not None))
             with contextlib.suppress(CannotWrite, OSError):  # it is put again when it is waited for
                 asked[-1] = (*asked[-1], put(case, seconds))
@@ -155,12 +155,10 @@ HEALTHY: dict[Key, float | None] = {}
 NOT_IN_FORKS: set[Key] = set()
 """Backends that hang in a fork even at one addition: those with a pool of threads, for one."""
 
-Ask = Callable[[Case, float], Outcome]
-"""One run with a limit in seconds."""
 
-
-def time_for(case: Case, ask: Ask, deadline: Deadline = NEVER) -> float | None:
-    """Seconds after which ``case`` hangs; None when the backend did not do even one addition here.
+def time_for(case: Case, seconds: float, ask: Callable[[Case, float], Outcome], deadline: Deadline) -> float:
+    """Seconds after which ``case`` hangs, by ``ask``, a run with a limit in seconds; ``seconds``
+    when the backend did not do even one addition here.
 
     A backend that hangs there in a fork is asked in fresh interpreters from then on.
     """
@@ -171,17 +169,15 @@ def time_for(case: Case, ask: Ask, deadline: Deadline = NEVER) -> float | None:
             NOT_IN_FORKS.add(key)
             log.warning(
                 "minidbg: %s hangs in a fork of a clean interpreter, even at one addition:"
-                " each question is a fresh interpreter, "
-                "which takes longer",
+                " each question is a fresh interpreter, which takes longer",
                 case.backend.name,
             )
             outcome = ask(one_addition(case), ADDITION_S)
         if outcome.verdict is not Verdict.GONE and deadline.is_over:
-            return None  # cut off, which says nothing
+            return seconds  # cut off, which says nothing
         HEALTHY[key] = outcome.seconds if outcome.verdict is Verdict.GONE else None
-    healthy = HEALTHY[key]
-    if healthy is None:
-        return None
+    if (healthy := HEALTHY[key]) is None:
+        return seconds
     return min(MOST_S, healthy * TIMES * (1 + len(case.graph_module.graph.nodes) / NODES))
 
 
@@ -275,11 +271,8 @@ def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:
     for why, pattern in MACHINE_FAILURES.items():
         found = re.search(pattern, outcome.message)
         file = found.groupdict().get("file") if found is not None else None
-        if found is not None and (file is None or is_in_kernel_cache(file)):
+        folder = os.environ.get(CACHE_VARIABLE)
+        is_ours = file is None or (folder is not None and Path(file).is_relative_to(folder))
+        if found is not None and is_ours:
             return why
     return None
-
-
-def is_in_kernel_cache(file: str) -> bool:
-    folder = os.environ.get(CACHE_VARIABLE)
-    return folder is not None and Path(file).is_relative_to(folder)
