@@ -55,7 +55,13 @@ SERVER_START_LIMIT_S = 300.0
 LONGEST_END_S = 8.0
 ROOT = str(Path(__file__).parents[2])
 SERVER = "minidbg.workers.server"
-PROGRAM = f"import sys; sys.path.append(sys.argv[1]); from {SERVER} import main; main(*sys.argv[1:])"
+PROGRAM = f"""
+import sys
+sys.path.append(sys.argv[1])
+from {SERVER} import main
+sys.path.pop()  # where minidbg is found is none of the scripts' business
+main(*sys.argv[2:])
+"""
 SERVERS: dict[int, Server] = {}
 """The server of this process, by the process's number: a forked child has none."""
 

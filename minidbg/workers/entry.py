@@ -175,8 +175,6 @@ def main(*modules: str) -> int:
         return 0
     order = json.loads(line)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the folder of this file
     if "recompiled" in order:
         return run_script(order)
     sys.argv[:] = order["argv"]

@@ -1,9 +1,6 @@
-"""A question asked in a fork of this process, which it may kill, hang or fill without harm to us.
-
-The child has all that this process has, closures and live tensors included, without copying or
-writing anything. It is the leader of its own session and process group and ends as such, however it
-ends; it dies with its parent, flushes nothing of the parent's, runs no atexit hook and leaves no
-core file.
+"""A function called in a fork of this process, a server's, which it may kill, hang or fill without
+harm to us. The child is the leader of its own session and process group and ends as such, however it
+ends; it dies with its parent, runs no atexit hook and leaves no core file.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ import contextlib
 import faulthandler
 import gc
 import json
-import logging
 import mmap
 import os
 import resource
@@ -21,16 +17,14 @@ import socket
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable
-from typing import NoReturn, TextIO, cast
+from typing import NoReturn
 
 from minidbg.workers.child import TAIL_BYTES, Child, Ended, JsonValue, Pipe, die_with_parent
 from minidbg.workers.family import own_bytes
 
 NOTE_BYTES = 256
 MOST_DESCRIPTORS = 4096
-PARENTS_STREAMS: list[TextIO | None] = []
 
 
 class Notes:
@@ -82,7 +76,7 @@ def call_in_fork(
         # no interrupt before the try
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            pid = fork()
+            pid = os.fork()
             if pid == 0:
                 streams = (stdin, stdout.write_end, stderr.write_end)
                 be_the_child(fn, answer.write_end, streams, parent)
@@ -110,13 +104,6 @@ def call_in_fork(
     )
 
 
-def fork() -> int:
-    with warnings.catch_warnings():
-        # Python 3.12 warns of threads; under -W error that would replace the user's exception.
-        warnings.simplefilter("ignore")
-        return os.fork()
-
-
 # ---- in the child --------------------------------------------------------------------------------
 
 
@@ -124,15 +111,23 @@ def be_the_child(
     fn: Callable[[], JsonValue], answer: int, streams: tuple[int | None, int, int], parent: int
 ) -> NoReturn:
     """The child's whole life: it leaves by ``os._exit``, whatever happens. It is a program where
-    its stdout is not its stderr."""
+    its stdout is not its stderr. Nothing of it shows in the parent's terminal or files."""
     status = 70
     try:
-        leave_the_parents_world(streams, parent)
+        os.setsid()
+        faulthandler.disable()  # it would keep the signals as they are, if it is on
+        for number in (
+            signal.SIGABRT, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+        ):  # fmt: skip
+            signal.signal(number, signal.SIG_DFL)
+        die_with_parent(signal.SIGKILL, parent)
+        for target, descriptor in enumerate(streams):
+            os.dup2(os.open(os.devnull, os.O_RDONLY) if descriptor is None else descriptor, target)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        gc.freeze()  # the parent's objects are not ours to finalise
+        faulthandler.enable(file=2, all_threads=True)
         if streams[1] == streams[2]:
-            # nothing reaches the parent's log
-            for name in (None, *logging.root.manager.loggerDict):
-                logging.getLogger(name).handlers.clear()
-            logging.root.addHandler(logging.StreamHandler(sys.stderr))
             if "torch" in sys.modules:
                 from minidbg import torch_internals
 
@@ -147,31 +142,6 @@ def be_the_child(
             send(answer, {"error": traceback.format_exc()})
     finally:
         os._exit(status)
-
-
-def leave_the_parents_world(streams: tuple[int | None, int, int], parent: int) -> None:
-    """Own session and streams, default signals, no core file, and death with the parent: nothing
-    shows in its terminal or files."""
-    os.setsid()
-    faulthandler.disable()  # it would keep the signals as they are, if it is on
-    signal.set_wakeup_fd(-1)
-    for number in (
-        signal.SIGABRT, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM
-    ):  # fmt: skip
-        signal.signal(number, signal.SIG_DFL)
-    die_with_parent(signal.SIGKILL, parent)
-    for target, descriptor in enumerate(streams):
-        os.dup2(os.open(os.devnull, os.O_RDONLY) if descriptor is None else descriptor, target)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    gc.freeze()  # the parent's objects are not ours to finalise
-    PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))  # finalised, they would write
-    sys.stdin, sys.stdout, sys.stderr = own_stream(0, "r"), own_stream(1, "w"), own_stream(2, "w")
-    faulthandler.enable(file=2, all_threads=True)
-
-
-def own_stream(descriptor: int, mode: str) -> TextIO:
-    return cast(TextIO, open(descriptor, mode, buffering=1, errors="backslashreplace", closefd=False))
 
 
 def send(answer: int, parts: dict[str, JsonValue]) -> None:

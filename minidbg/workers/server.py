@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import os
 import select
@@ -28,7 +29,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from minidbg.core import environment
 from minidbg.core.errors import Terminated
@@ -36,7 +37,7 @@ from minidbg.workers import client, family
 from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Ended, die_with_parent, prctl
 from minidbg.workers.client import SERVER_START_LIMIT_S, Question
 from minidbg.workers.entry import ENTRY, LOADED, fingerprints, freezing_imports, loaded_files, run_script
-from minidbg.workers.fork import Notes, call_in_fork, fork
+from minidbg.workers.fork import Notes, call_in_fork
 
 MOST_FILES = 8
 LAST_CHILDREN_S = 5.0
@@ -97,7 +98,7 @@ def take(files: list[int], askers: list[socket.socket], home: str, owner: int) -
                 files.append(theirs.detach())
                 names = [*names, "control"]
             server = os.getpid()
-            if fork() == 0:
+            if os.fork() == 0:
                 for asker in askers:
                     asker.close()
                 supervise(question, answer, dict(zip(names, files, strict=True)), home, server)
@@ -305,11 +306,9 @@ def become(argument: Mapping[str, Any], note: object) -> NoReturn:
     os.execve(sys.executable, command, dict(argument["env"]))
 
 
-def main(root: str, control: str, folder: str, owner: str) -> NoReturn:
-    """``root``, on the path so that minidbg is found, is none of the scripts' business."""
-    sys.path.reverse()  # the last one is ours; it may be on the path by itself
-    sys.path.remove(root)
-    sys.path.reverse()
+def main(control: str, folder: str, owner: str) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):  # a child has none of what the server has written
+        cast(io.TextIOWrapper, stream).reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         with socket.socket(fileno=int(control)) as asker:
             serve(asker, folder, int(owner))
