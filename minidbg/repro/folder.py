@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.wording import main_op
+from minidbg.workers import leftovers
 
 IGNORE = ".gitignore"
 LOCK_SECONDS = 60.0
@@ -106,7 +106,7 @@ def reduction_folder(case: Case, folder: Path | str) -> Path:
 
 
 def drafts(folder: Path | str) -> Path:
-    return Path(tempfile.mkdtemp(dir=hidden(folder, "drafts")))
+    return leftovers.make_temporary_folder("draft", hidden(folder, "drafts"))
 
 
 def folder_of(path: Path | str) -> Path:

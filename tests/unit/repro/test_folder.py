@@ -28,6 +28,7 @@ from minidbg.repro import (
 from minidbg.repro import publish as publish_draft
 from minidbg.repro.folder import as_safetensors
 from minidbg.watch.queries import status_rows
+from minidbg.workers.leftovers import this_place
 
 
 def publish(case, folder):
@@ -110,8 +111,13 @@ def test_the_folder_is_found_from_anything_in_it(make_case, tmp_path):
     assert folder_of(captures(tmp_path)) == tmp_path
 
 
-def test_drafts_of_several_processes_do_not_meet(tmp_path):
-    assert drafts(tmp_path) != drafts(tmp_path)
+def test_drafts_of_several_processes_do_not_meet_and_those_of_a_killed_one_go(tmp_path):
+    own = drafts(tmp_path)
+    killed = own.with_name(f"minidbg-draft-{this_place()}-{2**22 + 5}-1000-abc")
+    killed.mkdir()
+    (killed / "draft.py").touch()
+    other = drafts(tmp_path)
+    assert sorted(own.parent.iterdir()) == sorted({own, other})
 
 
 def test_the_digest_does_not_depend_on_quotes_or_names(make_case, relu_graph):
