@@ -129,8 +129,7 @@ def outcome_of_question(case: Case, done: Ended, deadline: Deadline) -> Outcome:
     if is_pickled(case.backend) and not done.note and not deadline.is_over:  # it came no further
         raise BackendUnreachable(f"unpickling it ended a process: {died_by(done)}")
     if done.error:
-        last = done.error.strip().rpartition("\n")[2]
-        reason = f"the oracle itself failed: {last}"
+        reason = "the oracle itself failed: " + done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=reason, message=done.error)
     nodes = case.graph_module.graph.nodes
     calls = [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
@@ -182,12 +181,8 @@ def time_for(case: Case, seconds: float, ask: Callable[[Case, float], Outcome], 
 
 
 def key_of(case: Case) -> Key:
-    return (
-        case.backend.expression,
-        repr(case.backend.options),
-        str(case.backend.mode),
-        str(case.spec.call),
-    )
+    backend = case.backend
+    return backend.expression, repr(backend.options), str(backend.mode), str(case.spec.call)
 
 
 def forked_from(case: Case) -> workers.Warmup | None:

@@ -23,28 +23,16 @@ from minidbg.judge import run
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
 from minidbg.torch_internals.devices import devices_of, restoring_generators
 
+INDUCTOR = "torch._inductor."
 BEFORE_INDUCTORS_CODEGEN = (
-    "torch._inductor.fx_passes",
-    "torch._inductor.pattern_matcher",
-    "torch._inductor.decomposition",
-    "torch._inductor.lowering",
-    "torch._decomp",
-    "torch._refs",
-    "torch._meta_registrations",
+    *(INDUCTOR + module for module in ("fx_passes", "pattern_matcher", "decomposition", "lowering")),
+    *("torch._decomp", "torch._refs", "torch._meta_registrations"),
 )
 """Modules that run before inductor schedules a graph, and not after."""
-LOWERING_ERROR = "torch._inductor.exc.LoweringException"
+LOWERING_ERROR = f"{INDUCTOR}exc.LoweringException"
 BEFORE_INDUCTORS_KERNELS = (
-    "torch._inductor.scheduler",
-    "torch._inductor.codegen",
-    "torch._inductor.ir",
-    "torch._inductor.loop_body",
-    "torch._inductor.bounds",
-    "torch._inductor.dependencies",
-    "torch._inductor.index_propagation",
-    "torch._inductor.memory",
-    "torch._inductor.ops_handler",
-    "torch._inductor.sizevars",
+    *(INDUCTOR + module for module in ("scheduler", "codegen", "ir", "loop_body", "bounds", "sizevars")),
+    *(INDUCTOR + module for module in ("dependencies", "index_propagation", "memory", "ops_handler")),
 )
 """Modules whose work is done when inductor begins to compile the kernels that it has generated."""
 
@@ -57,7 +45,7 @@ def last_stage_needed(case: Case) -> torch_internals.InductorStop | None:
         return None
     if case.spec.backward or case.backend.expression.strip("'\"") != "inductor":
         return None
-    own = [frame for frame in signature.frames if frame.startswith("torch._inductor.")]
+    own = [frame for frame in signature.frames if frame.startswith(INDUCTOR)]
     innermost = signature.frames[0] if signature.frames else ""
     if LOWERING_ERROR in signature.types or innermost.startswith(BEFORE_INDUCTORS_CODEGEN):
         return torch_internals.InductorStop.LOWERING
@@ -90,8 +78,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         source = written_module(case)
     except CannotWrite as error:
         return Outcome(Verdict.INVALID, reason=str(error))
-    tensors = (value for value in case.inputs if isinstance(value, torch.Tensor))
-    device = next((str(value.device) for value in tensors), "cpu")
+    device = next((str(x.device) for x in case.inputs if isinstance(x, torch.Tensor)), "cpu")
     suspects: list[Suspects] = []
     stage = None if to_the_end else last_stage_needed(case)
     with (
@@ -151,13 +138,12 @@ def unless_another_graph(
     outcome: Outcome, case: Case, reached: Sequence[Sequence[torch_internals.GivenCall]]
 ) -> Outcome:
     """``outcome``, or INVALID when the backend was not given the candidate: that proves nothing."""
-    if not reached:
-        reason = "no graph reached the backend"
-        return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)
-    wanted = Counter(call.text for call in torch_internals.calls_that_count(case.graph_module))
-    given = Counter(call.text for call in reached[-1])
-    if len(reached) == 1 and given == wanted:
-        return outcome
-    more, fewer = (", ".join(calls) or "nothing" for calls in (given - wanted, wanted - given))
-    reason = f"{ANOTHER_GRAPH}: {len(reached)} of them; the last has {more} more, and {fewer} less"
+    reason = "no graph reached the backend"
+    if reached:
+        wanted = Counter(call.text for call in torch_internals.calls_that_count(case.graph_module))
+        given = Counter(call.text for call in reached[-1])
+        if len(reached) == 1 and given == wanted:
+            return outcome
+        more, fewer = (", ".join(calls) or "nothing" for calls in (given - wanted, wanted - given))
+        reason = f"{ANOTHER_GRAPH}: {len(reached)} of them; the last has {more} more, and {fewer} less"
     return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)
