@@ -25,14 +25,14 @@ from minidbg.torch_internals.devices import devices_of, restoring_generators
 
 INDUCTOR = "torch._inductor."
 BEFORE_INDUCTORS_CODEGEN = (
-    *(INDUCTOR + module for module in ("fx_passes", "pattern_matcher", "decomposition", "lowering")),
+    *(INDUCTOR + name for name in ("fx_passes", "pattern_matcher", "decomposition", "lowering")),
     *("torch._decomp", "torch._refs", "torch._meta_registrations"),
 )
 """Modules that run before inductor schedules a graph, and not after."""
 LOWERING_ERROR = f"{INDUCTOR}exc.LoweringException"
 BEFORE_INDUCTORS_KERNELS = (
-    *(INDUCTOR + module for module in ("scheduler", "codegen", "ir", "loop_body", "bounds", "sizevars")),
-    *(INDUCTOR + module for module in ("dependencies", "index_propagation", "memory", "ops_handler")),
+    *(INDUCTOR + name for name in ("scheduler", "codegen", "ir", "loop_body", "bounds")),
+    *(INDUCTOR + name for name in ("dependencies", "index_propagation", "memory", "ops_handler", "sizevars")),
 )
 """Modules whose work is done when inductor begins to compile the kernels that it has generated."""
 
@@ -145,5 +145,5 @@ def unless_another_graph(
         if len(reached) == 1 and given == wanted:
             return outcome
         more, fewer = (", ".join(calls) or "nothing" for calls in (given - wanted, wanted - given))
-        reason = f"{ANOTHER_GRAPH}: {len(reached)} of them; the last has {more} more, and {fewer} less"
+        reason = f"{ANOTHER_GRAPH}: {len(reached)} of them; the last has {more} more, {fewer} less"
     return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)
