@@ -31,8 +31,8 @@ BEFORE_INDUCTORS_CODEGEN = (
 """Modules that run before inductor schedules a graph, and not after."""
 LOWERING_ERROR = f"{INDUCTOR}exc.LoweringException"
 BEFORE_INDUCTORS_KERNELS = (
-    *(INDUCTOR + name for name in ("scheduler", "codegen", "ir", "loop_body", "bounds")),
-    *(INDUCTOR + name for name in ("dependencies", "index_propagation", "memory", "ops_handler", "sizevars")),
+    *(INDUCTOR + name for name in ("scheduler", "codegen", "ir", "loop_body", "bounds", "memory")),
+    *(INDUCTOR + name for name in ("dependencies", "index_propagation", "ops_handler", "sizevars")),
 )
 """Modules whose work is done when inductor begins to compile the kernels that it has generated."""
 
