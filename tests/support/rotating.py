@@ -41,6 +41,9 @@ integration/test_by_chance.py::test_a_failure_in_half_of_its_runs_is_reduced_to_
 integration/test_main_path.py::test_reducing_a_repro_that_was_edited_by_hand
 integration/test_readme.py::test_the_program_of_the_first_page_ends_as_shown
 property/test_verdict.py::test_all_programs[programs of wrong results are silent in wider arithmetic]
+property/test_verdict.py::test_all_programs[a wrong result is found whatever lies beside it]
+property/test_verdict.py::test_all_programs[a healthy result is silent]
+property/test_verdict.py::test_all_programs[a wrong result is found with nothing beside it]
 golden/test_golden.py::test_golden_script_shows_its_failure_in_a_clean_interpreter[accuracy_direct]
 unit/report/test_issue.py::test_a_report_is_run_asks_other_backends_and_has_the_versions
 unit/judge/test_command.py::test_dangerous_scripts_live_to_tell_the_verdict[segfaults_in_run_on_relu-hang-3-crashed: ]
