@@ -218,7 +218,11 @@ def run(
     ended it). A summary of failures is printed at the end, also when the program crashed in a
     backend. Options come before PROGRAM. Settings come from MINIDBG_* variables and pyproject.toml,
     as for minidbg.wrap.
+
+    Once the program imports torch's compiler, a process beside it gets ready for a failure: it
+    takes some seconds of one core and 0.4 GB until the program ends, and none with --later.
     """
+    from minidbg.commands.run.inside import what_is_imported
     from minidbg.commands.run.launch import run_program, summary_of
     from minidbg.core import environment, settings
 
@@ -238,12 +242,16 @@ def run(
     wanted = {name: str(value) for name, value in given.items() if value is not None}
     variables = {f"MINIDBG_{name.upper()}": value for name, value in wanted.items()}
     began = time.time()
-    with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
-        orders = json.dumps({"log": log.name, "backend": backend})
-        variables |= {"MINIDBG_DIR": str(repro_dir), environment.RUN: orders}
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as place:
+        log = Path(place, "log.jsonl")
+        log.touch()
+        door = "" if loaded.reduce is settings.Reduce.LATER else str(Path(place, "door"))
+        orders = {"log": str(log), "backend": backend, "door": door, "imported": what_is_imported()}
+        variables |= {"MINIDBG_DIR": str(repro_dir), environment.RUN: json.dumps(orders)}
         environ = environment.for_program(variables)
-        ending = run_program(program, environ)
-        lines = summary_of(Path(log.name), ending, began, loaded, note)
+        warm = "inductor" if backend in (None, "inductor") else "imports"
+        ending = run_program(program, environ, door, warm)
+        lines = summary_of(log, ending, began, loaded, note)
     for line in lines:
         note(line)
     if ending == -signal.SIGINT:  # we die of it as the program did, so that a shell ends its loop

@@ -64,6 +64,8 @@ main(*sys.argv[2:])
 """
 SERVERS: dict[int, Server] = {}
 """The server of this process, by the process's number: a forked child has none."""
+LENDERS: list[Callable[[], socket.socket]] = []
+"""Connects to a server that somebody else has started for this process. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +270,14 @@ class Standby(Asked):
 class Server:
     """A process that forks, from its asker's side. The next request restarts one that has ended."""
 
-    def __init__(self, home: Path | None = None) -> None:
-        """``home`` is where its folder and those of its runs are; None: among temporary files."""
-        self.home = home
+    def __init__(self, home: Path | None = None, door: socket.socket | None = None) -> None:
+        """``home`` is where its folder and those of its runs are; None: among temporary files.
+        ``door`` is a socket that listens: other processes may ask too."""
+        self.home, self.door = home, door
         self.lock = threading.RLock()
         self.standby: Standby | None = None
         self.pid: int | None = None
-        """None where it does not run, 0 for one that forked this process, which ends with it."""
+        """None where it does not run, 0 for one that another process has started."""
         self.control: socket.socket
         self.stderr: BinaryIO
         self.folder = Path()
@@ -284,7 +287,7 @@ class Server:
     def start(self) -> Self:
         """Start it where it does not run, and do not wait for it. Raises OSError."""
         with self.lock:
-            if self.pid is not None and not (self.pid and process_has_ended(self.pid)):
+            if self.pid is not None and not self.has_ended():
                 return self
             self.end()
             if self.home is not None:
@@ -292,16 +295,21 @@ class Server:
             roomy = MEMORY.is_dir() and HERE.disk_free(MEMORY) >= LEAST_ROOM_BYTES
             parent = self.home or (MEMORY if roomy else None)
             self.folder = leftovers.make_temporary_folder("values", parent)
+            self.pid = 0
+            for lender in LENDERS if self.home is None else []:
+                with contextlib.suppress(OSError):
+                    self.control = lender()
+                    return self
             self.control, theirs = socket.socketpair()
             self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
             command = [sys.executable, "-P", "-X", "faulthandler", "-c", PROGRAM, ROOT]
-            self.pid = 0
+            doors = [self.door.fileno()] if self.door is not None else []
             try:
                 with theirs:
                     process = subprocess.Popen(
-                        [*command, str(theirs.fileno()), str(self.folder), str(os.getpid())],
+                        [*command, *map(str, (theirs.fileno(), self.folder, os.getpid(), *doors))],
                         stdin=subprocess.DEVNULL, stdout=self.stderr, stderr=self.stderr,
-                        start_new_session=True, pass_fds=(theirs.fileno(),),
+                        start_new_session=True, pass_fds=(theirs.fileno(), *doors),
                         env=environment.for_judge(environment.FORKABLE, environment.USUAL_THREADS),
                     )  # fmt: skip
             except OSError:
@@ -311,8 +319,13 @@ class Server:
             process.returncode = 0  # reaped by its number: Popen need not wait for it
         return self
 
+    def has_ended(self) -> bool:
+        if self.pid:
+            return process_has_ended(self.pid)
+        return bool(select.select([self.control], [], [], 0)[0])  # there it says its end alone
+
     def end(self) -> None:
-        """End it with all that it runs, and wait for that."""
+        """End it with all that it runs, and wait for that; one that is lent goes on."""
         with self.lock:
             if self.pid is None:
                 return

@@ -51,10 +51,10 @@ def function_named(function: str) -> Callable[..., Any]:
     return found
 
 
-def serve(control: socket.socket, home: str, owner: int) -> None:
-    """Answer questions until the asker, process ``owner``, has gone. ``home`` is for folders of
-    children."""
-    askers = [control]
+def serve(control: socket.socket, home: str, owner: int, doors: Sequence[socket.socket]) -> None:
+    """Answer questions, also of who comes to a door, until process ``owner`` has gone. ``home`` is
+    for folders of children."""
+    askers = [control, *doors]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the asker's, who tells the supervisors
     signal.signal(signal.SIGTERM, on_sigterm)
     try:
@@ -65,6 +65,9 @@ def serve(control: socket.socket, home: str, owner: int) -> None:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             for asker in readable:
+                if asker in doors:
+                    askers.append(asker.accept()[0])
+                    continue
                 files: list[int] = []
                 with contextlib.suppress(ConnectionError):
                     files = socket.recv_fds(asker, 1, MOST_FILES)[1]
@@ -306,12 +309,12 @@ def become(argument: Mapping[str, Any], note: object) -> NoReturn:
     os.execve(sys.executable, command, dict(argument["env"]))
 
 
-def main(control: str, folder: str, owner: str) -> NoReturn:
+def main(control: str, folder: str, owner: str, *doors: str) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):  # a child has none of what the server has written
         cast(io.TextIOWrapper, stream).reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         with socket.socket(fileno=int(control)) as asker:
-            serve(asker, folder, int(owner))
+            serve(asker, folder, int(owner), [socket.socket(fileno=int(door)) for door in doors])
     except BaseException:  # noqa: BLE001 - its last words
         traceback.print_exc()
     finally:

@@ -205,6 +205,78 @@ if __name__ == "__main__":
     assert len(list((folder / "minidbg_repros/.minidbg/captures").glob("*.py"))) == 1
 
 
+SERVERS = """
+import psutil
+
+def servers(process):
+    children = [child for child in process.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in children if "minidbg.workers.server" in " ".join(child.cmdline())]
+"""
+FAILS = (
+    SERVERS
+    + MODEL
+    + """
+import os, torch._dynamo
+os.environ[sys.argv[1]] = "1"
+try:
+    torch.compile(Model())(torch.ones(3))
+except Exception as error:
+    print(error.__notes__[-1].partition(",")[0], servers(psutil.Process()) == [])
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variable", "lent"), [("RANK", True), ("TORCHINDUCTOR_FREEZING", False)])
+def test_a_process_asks_the_server_that_is_lent_unless_torch_has_read_other_variables_there(
+    folder: Path, variable: str, lent: bool
+) -> None:
+    name, env = written(folder, FAILS), {"PYTHONPATH": str(PLANTED)}
+    done = run(folder, "--backend", "planted_backends:raises_on_relu", name, variable, env=env)
+    assert done.stdout.splitlines() == [f"minidbg: 3 -> 1 nodes {lent}"], done.stderr
+
+
+IMPORTS = (
+    SERVERS
+    + """
+import signal, sys, time, torch._dynamo
+while not (found := servers(psutil.Process().parent())):
+    time.sleep(0.01)
+print(found[0], flush=True)
+sys.stdin.read()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("whom", "number"),
+    [
+        ("nobody", 0),
+        ("program", signal.SIGKILL),
+        pytest.param("launcher", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("launcher", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("launcher", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_the_server_that_is_lent_ends_with_the_program(folder: Path, whom: str, number: int) -> None:
+    """Also in the midst of its imports."""
+    import psutil
+
+    name = written(folder, IMPORTS)
+    with started(folder, name, stdin=subprocess.PIPE, start_new_session=True) as child:
+        server = psutil.Process(int(child.stdout.readline()))
+        values = Path(server.cmdline()[-3])
+        assert values.is_dir()
+        if whom == "nobody":
+            child.stdin.close()
+        else:
+            (program,) = (one for one in psutil.Process(child.pid).children() if one != server)
+            (program if whom == "program" else child).send_signal(number)
+        assert child.wait(60) == {"nobody": 0, "program": 137}.get(whom, -number if number != 15 else 143)
+    assert psutil.wait_procs([server], timeout=20)[1] == []
+    assert not values.exists()
+
+
 @pytest.mark.slow
 def test_death_in_a_backend_is_reduced_and_the_status_is_the_programs(folder: Path) -> None:
     name = written(folder, MODEL + "torch.compile(Model())(torch.randn(3))")

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import json
 import os
+import re
+import socket
 import sys
 import traceback
 from collections.abc import Mapping
@@ -19,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from minidbg.core import environment
 from minidbg.core.foreign import message_of
 
+READ_BY_TORCH = re.compile(r"(PYTORCH|TORCH(?!ELASTIC|_NCCL)|TRITON)(?!.*_CACHE_DIR)")
+"""Names of variables that torch's compiler reads when it is imported; not a rank's own."""
 TAIL_CHARACTERS = 20_000
 """Of a traceback: minidbg's line is the last of an exception's notes."""
 
@@ -26,7 +31,8 @@ TAIL_CHARACTERS = 20_000
 ORDERS: Mapping[str, Any] = {}
 """Empty in no program under ``minidbg run``. ``log``: the file to which each process appends what
 happened; ``backend``: used instead of the one the program asks for, a registered name or
-``module:attribute``, or None."""
+``module:attribute``, or None; ``door``: where a process asks the server that the launcher lends, if
+it has the same ``imported``."""
 with contextlib.suppress(KeyError, ValueError, TypeError):
     ORDERS = dict(json.loads(os.environ[environment.RUN]))
 
@@ -51,8 +57,32 @@ def compiler_is_here(module: ModuleType) -> None:
     """``torch._dynamo.eval_frame`` is imported: from now on backends are wrapped when looked up."""
     if ORDERS:
         from minidbg import torch_internals
+        from minidbg.workers.client import LENDERS
 
         torch_internals.replace_backends(module, wrapped)
+        LENDERS.append(knock)
+        with contextlib.suppress(OSError):
+            knock().close()
+
+
+def knock() -> socket.socket:
+    """Connect to the server that the launcher lends, and starts once somebody knocks. Raises
+    OSError where there is none, or none that has imported what this process has."""
+    if what_is_imported() != ORDERS["imported"]:
+        raise OSError("this process needs a server of its own")
+    control = socket.socket(socket.AF_UNIX)
+    control.setblocking(False)  # too many have knocked
+    control.connect(ORDERS["door"])
+    control.setblocking(True)
+    return control
+
+
+def what_is_imported() -> list[str]:
+    """What a server has for good once it has torch: interpreter, torch, what torch then read."""
+    torch = importlib.util.find_spec("torch")
+    environ = sorted(environment.for_judge().items())
+    read = [f"{name}={value}" for name, value in environ if READ_BY_TORCH.match(name)]
+    return [sys.executable, str(torch and torch.origin), *read]
 
 
 def wrapped(backend: Any) -> Any:

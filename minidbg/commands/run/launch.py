@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,18 +22,23 @@ from minidbg.core.kinds import Kind
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings
 from minidbg.core.text import display_path, json_objects, last_json, plural, signal_name
+from minidbg.workers import Warmup, leftovers, own_kernel_cache
 from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
+from minidbg.workers.client import Server
 from minidbg.workers.leftovers import SAME_START_S
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that somebody sends to us and means for the program."""
+MOST_KNOCKS = 128
+"""Processes of a program whose server is still at its imports."""
+PREPARED = "minidbg.reduction.reducing:reduce_in_child"
 EXIT_GRACE_S = 60.0
 """What reducing may take beyond its budget, which begins when torch and the backend are loaded."""
 FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 """Signals that a terminal sends to the whole process group, the program included."""
 
 
-def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_program(arguments: Sequence[str], environ: Mapping[str, str], door: str, warm: str) -> int:
     """Run ``python *arguments`` with this terminal, working directory, streams; its exit status, or
     the signal that ended it, negative. Raises OSError."""
     with leaving_signals_to_child() as children:
@@ -42,7 +49,32 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)) if sys.platform == "linux" else None,
         )
         children.append(child)
-        return child.wait()
+        with lent_server(door, warm, child):
+            return child.wait()
+
+
+@contextlib.contextmanager
+def lent_server(path: str, warm: str, child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Start a server once a process of the program comes to the door at ``path``, and prepare it.
+    It ends with the block, and with this process."""
+    with socket.socket(socket.AF_UNIX) as door:
+        server = Server(door=door)
+        # wanted later, a path that is too long; an old kernel; no process can be made
+        with contextlib.suppress(OSError, AttributeError):
+            door.bind(path)
+            door.listen(MOST_KNOCKS)
+            ended = os.pidfd_open(child.pid)
+            came, _, _ = select.select([door.fileno(), ended], [], [])
+            os.close(ended)
+            if ended not in came:
+                with own_kernel_cache():
+                    server.prepare(PREPARED, Warmup(warm=warm, modules=("torch",)))
+    try:
+        yield
+    finally:
+        if server.pid is not None:
+            server.end()
+            leftovers.remove_those_of_the_dead("values", server.folder.parent)
 
 
 @contextlib.contextmanager
