@@ -5,7 +5,7 @@ each bug of ``real_failures`` in each model, and the cases of ``tests/cases/mode
 its own, as a user's would be; kernel caches are kept from run to run. No run of the program finds the graphs of
 an earlier one in a cache: a compile is what times are told in. ``compile`` is
 the failing ``torch.compile`` call by itself; minidbg's time is that of the call with it, which ends when its verified repro is announced,
-without one ``compile``. Torch's flow is
+without one ``compile``; and the same under ``minidbg run``. Torch's flow is
 ``TORCHDYNAMO_REPRO_AFTER`` with the level that fits, and then the launcher that it wrote; its time is both without one ``compile``. Whether its
 repro fails is found out by running it, which minidbg's time has in it: so torch's is given without that run and with it. A failure that does not
 show in this build of torch is left out. A model in training runs its backward: one ``compile`` is that of a whole step.
@@ -101,8 +101,9 @@ if hasattr(model, "eval") and not training:
     model.eval()
 tool = {tool!r}
 backend = "inductor"
-if tool == "minidbg":
+if tool in ("minidbg", "run"):
     import minidbg
+if tool == "minidbg":
     backend = minidbg.wrap(backend)
 compiled = torch.compile(model, backend=backend, dynamic={dynamic!r})
 began = time.perf_counter()
@@ -115,7 +116,7 @@ try:
             sum(value.sum() for value in pytree.tree_leaves(outputs) if getattr(value, "requires_grad", False)).backward()
 except Exception as error:
     found["error"] = type(error).__name__
-    if tool == "minidbg":
+    if tool in ("minidbg", "run"):
         report = minidbg.report_of(error)
         if report is None:  # eager fails too in this torch: it is no failure of the backend
             del found["error"]
@@ -158,7 +159,8 @@ def program(row: Row, tool: str, folder: Path, limit_s: float, **variables: str)
         folders=[str(HERE), str(CASES)], make=row.make, training=row.training, tool=tool, dynamic=row.dynamic
     )
     (folder / PROGRAM_FILE).write_text(text)
-    stdout, seconds, status = run([sys.executable, PROGRAM_FILE], folder, limit_s, **variables)
+    under = ["-m", "minidbg", "run"] if tool == "run" else []
+    stdout, seconds, status = run([sys.executable, *under, PROGRAM_FILE], folder, limit_s, **variables)
     lines = [line.removeprefix("FOUND ") for line in stdout.splitlines() if line.startswith("FOUND ")]
     return {"whole": seconds, "status": status, **(json.loads(lines[-1]) if lines else {})}
 
@@ -168,7 +170,7 @@ def measured(row: Row, limit_s: float, torch_flow: bool) -> dict[str, Any] | Non
     how = dict(row.variables)
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
-        for tool in ("plain", "minidbg", "torch"):
+        for tool in ("plain", "minidbg", "run", "torch"):
             (top / tool).mkdir()
         for _ in range(2):  # the first one builds the kernels that the others find
             plain = program(row, "plain", top / "plain", limit_s, **how)
@@ -181,6 +183,9 @@ def measured(row: Row, limit_s: float, torch_flow: bool) -> dict[str, Any] | Non
             ours |= after_death(top / "minidbg", limit_s, **how)
         found["minidbg_s"] = ours.get("seconds", ours["whole"]) - compile_s
         found["minidbg"] = ours.get("line", "no repro")
+        if not row.dies:
+            under = program(row, "run", top / "run", limit_s, **how)
+            found["run_s"] = under.get("seconds", under["whole"]) - compile_s
         found |= questions(found["minidbg"])
         if ours.get("path"):
             stdout, _, status = run([sys.executable, ours["path"]], top / "minidbg", limit_s, **how)
@@ -255,6 +260,8 @@ def lines(row: dict[str, Any]) -> Iterator[str]:
     yield f"  failing compile {row['compile_s']:8.1f} s"
     times = row["minidbg_s"] / row["compile_s"]
     yield f"  minidbg         {row['minidbg_s']:8.1f} s  x{times:.1f} of a compile; {row['minidbg']}; {row.get('minidbg_repro', '')}"
+    if "run_s" in row:
+        yield f"  minidbg run     {row['run_s']:8.1f} s"
     if "torch_s" in row:
         more = ">" if row.get("torch_cut_off") else ""
         proved = f", {row['torch_proved_s']:.1f} s with its repro run" if "torch_proved_s" in row else ""
