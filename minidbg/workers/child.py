@@ -1,6 +1,5 @@
 """A supervised child process: its own group, deadline, memory limit, last words, and how it ended.
-And a fresh Python interpreter as one; ``fork`` and ``server`` make others.
-"""
+And a fresh Python interpreter as one; ``fork`` and ``server`` make others."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
@@ -26,8 +25,6 @@ from minidbg.workers import family
 JsonValue: TypeAlias = Any
 """What ``json`` can write."""
 POLL_S = 0.05
-START_LIMIT_S = 300.0
-"""For imports, and whatever else comes before the work that a time limit is for."""
 LAST_WORDS_S = 2.0
 """After the deadline: how long a child has to write its stack before it is killed."""
 TAIL_BYTES = 64_000
@@ -131,11 +128,8 @@ class Child:
         for pipe in pipes:
             pipe.close_write_end()
 
-    def wait_until(
-        self, deadline: float, limit_bytes: int | None = None, enough: Callable[[], bool] | None = None
-    ) -> None:
-        """Empty the child's pipes until it is dead or over a limit, or ``enough()``."""
-        polls = limit_bytes is not None or enough is not None
+    def wait_until(self, deadline: float, limit_bytes: int | None = None) -> None:
+        """Empty the child's pipes until it is dead or over a limit."""
         next_look, was_over, wakes = time.monotonic() + POLL_S, False, False
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
             for pipe in self.pipes:
@@ -146,13 +140,13 @@ class Child:
                 descriptor = os.pidfd_open(self.pid)
                 stack.callback(os.close, descriptor)
                 wakes = bool(selector.register(descriptor, selectors.EVENT_READ))
-            while not process_has_ended(self.pid) and not (enough and enough()):
+            while not process_has_ended(self.pid):
                 now = time.monotonic()
                 if now >= deadline:
                     if self.timed_out:
                         return
                     self.timed_out, deadline = True, now + LAST_WORDS_S
-                    limit_bytes = enough = None
+                    limit_bytes = None
                     self.memory_in_use()  # for who belongs to it
                     with contextlib.suppress(ProcessLookupError):
                         # faulthandler writes the stack, also while C code holds the GIL
@@ -165,7 +159,7 @@ class Child:
                         return
                     was_over = is_over
                     next_look = time.monotonic() + POLL_S
-                until = deadline if wakes and not polls else min(deadline, now + POLL_S)
+                until = deadline if wakes and limit_bytes is None else min(deadline, now + POLL_S)
                 for key, _ in selector.select(max(0.0, until - now)):
                     if key.fileobj is self.asker and self.asker is not None:
                         self.asker.recv(1)
@@ -226,14 +220,11 @@ def run_python(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str | None] | None = None,
     memory_bytes: int | None = None,
-    begins_at: str = "",
 ) -> Ended:
     """Run ``python *argv`` for at most ``seconds``; it ends with all that it started. ``env``
     overrides variables; None unsets one.
 
-    ``memory_bytes`` is what it and all that it starts may hold. ``begins_at``: the seconds begin
-    when the program has this text at the start of its stdout; so far it has ``START_LIMIT_S``.
-
+    ``memory_bytes`` is what it and all that it starts may hold.
     ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be made.
     """
     arguments = [os.fspath(part) for part in argv]
@@ -247,15 +238,8 @@ def run_python(
                 start_new_session=True, env=environment.for_judge(given=env),
             )  # fmt: skip
         child = Child(process.pid, (out, err))
-
-        def has_begun() -> bool:
-            return begins_at.encode() in out.data
-
         try:
-            if begins_at:
-                child.wait_until(time.monotonic() + START_LIMIT_S, memory_bytes, enough=has_begun)
-            if not (child.timed_out or child.out_of_memory):
-                child.wait_until(time.monotonic() + seconds, memory_bytes)
+            child.wait_until(began + seconds, memory_bytes)
         finally:
             child.memory_in_use()  # for who belongs to it
             child.end()

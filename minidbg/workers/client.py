@@ -31,6 +31,7 @@ from typing import Any, BinaryIO, Protocol, Self, TextIO
 
 from minidbg.core import environment
 from minidbg.core.machine import HERE, NEVER, Deadline
+from minidbg.core.text import last_line
 from minidbg.workers import leftovers
 from minidbg.workers.child import Ended, JsonValue, end_of, kill_group, process_has_ended, run_python
 from minidbg.workers.entry import fingerprints
@@ -420,10 +421,9 @@ class Server:
         return asked
 
     def last_words(self) -> str:
-        lines: list[str] = []
         with contextlib.suppress(ValueError, AttributeError):  # ended by another thread; not ours
-            lines = end_of(self.stderr, 2000).strip().splitlines()[-1:]
-        return "".join(lines)
+            return last_line(end_of(self.stderr, 2000))
+        return ""
 
 
 class Scripts(Server):

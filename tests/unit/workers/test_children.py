@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from minidbg import workers
-from minidbg.workers import Ended, Request, Scripts, Warmup, run_python
+from minidbg.workers import Ended, Request, Scripts, Warmup
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 CALM = Warmup(("json",), warm="imports", modules=("torch",))
@@ -126,13 +126,3 @@ def test_what_is_asked_anew_is_forked_from_one_server_that_started_after_the_las
         pool.refresh()
         assert first == again
         assert len({first, warm, hashed(anew=True)}) == 3
-
-
-@pytest.mark.slow
-def test_the_time_begins_when_the_program_says_so() -> None:
-    program = (
-        "import time\ntime.sleep(2.5)\nprint('phase compile forward', flush=True)\nprint('there', flush=True)\n"
-        "time.sleep(300)"
-    )
-    done = run_python(["-c", program], seconds=2, begins_at="phase compile")
-    assert (done.timed_out, done.stdout) == (True, "phase compile forward\nthere\n")
