@@ -153,6 +153,8 @@ VARIABLE: tuple[tuple[str, str], ...] = (
     (r"(constructs\.py|wrapper\.py):\d+", r"\1:#"),
     (r"\b\d+\.\d+\.\d+(\.dev\d*)?(\+\w+)?\b", "#.#.#"),
     (r"-?0\.0 at \[[\d, ]+\], eager gives nan \(\d+ of \d+", "0.0 at [#], eager gives nan (# of #"),  # chance
+    (r"\ballowed [\de.+-]+", "allowed #"),  # by the roundings of this machine's arithmetic
+    (r"(RMSE against float64: backend [^,\s]+, eager) [\de.+-]+", r"\1 #"),
     (r"\b20\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?\S*", "DATE"),
     (r"\bminidbg\.[\w.]*\.(?=[A-Z])", "minidbg."),
     (r"(?m)[ \t]+$", ""),
