@@ -215,7 +215,8 @@ def live_tensors() -> list[str]:
 
 def files_in(folder: str | Path) -> list[str]:
     """All files but byte code, and the one by which ``minidbg run`` hears of the program."""
-    found = (path for path in Path(folder).rglob("*") if not path.name.startswith("minidbg-run-"))
+    files = (path.relative_to(folder) for path in Path(folder).rglob("*"))
+    found = (Path(folder, path) for path in files if not path.parts[0].startswith("minidbg-run-"))
     return sorted(str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts)
 
 
