@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import hashlib
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +138,16 @@ def of_python() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def names_of_threads() -> Iterator[str]:
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended since it was listed
+            yield (task / "comm").read_text().strip()
+
+
 def of_threads() -> dict[str, Any]:
     return {
         "python": sorted(f"{one.name} {one.daemon}" for one in threading.enumerate()),
-        "system": sorted(
-            name
-            for task in Path("/proc/self/task").iterdir()
-            if not (name := (task / "comm").read_text().strip()).startswith(AUTOGRAD)
-        ),
+        "system": sorted(name for name in names_of_threads() if not name.startswith(AUTOGRAD)),
         "hooks": [plain(threading.excepthook), plain(threading.gettrace()), plain(threading.getprofile())],
         "stack": threading.stack_size(),
     }
