@@ -161,9 +161,8 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     # two ops that a compiler wants to join
     joined = with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else []
     by_frame.append(joined)
-    if (
-        search.steps and len(subsets.units) <= FEW_UNITS
-    ):  # of these, which frames have led to, most are needed
+    if search.steps and len(subsets.units) <= FEW_UNITS:
+        # of these, which frames have led to, most are needed
         worth = [units for units in by_frame if half < len(units) < len(subsets.units)]
         yield from ((units, {}) for units in worth)
         if joined in worth:

@@ -252,13 +252,12 @@ def prove(case: Case, exactness: Exactness, folder: Path, session: Session) -> t
             how = f"by a few lines of its own it ends with {how_it_ended(ended)}"
             why = write(case, f"{how}; minidbg's judge saw: {saw}")
             ended = alone()
-        is_shown = shows_it(ended)
-        if is_shown and backends.is_pickled(case.backend):
+        if shows_it(ended) and backends.is_pickled(case.backend):
             lacks = f"{case.backend.unfilled[0].upper()}{case.backend.unfilled[1:]}"
             write(repro.case_to_keep(case), why, f"{lacks}. {VERIFIED_PICKLED}")
             unfilled = alone()
             ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
-            is_shown = shows_it(ended)
+        is_shown = shows_it(ended)
         if is_shown:
             return outcome, draft
         limit()
