@@ -163,7 +163,7 @@ def mismatch(
     finally:
         if unjudged is not None:
             unjudged |= {where for where, part in judge.left_out.items() if part == where}
-            unjudged |= judge.steady.keys() - set(filter(judge.steady.get, judge.steady))
+            unjudged.update(judge.unsteady)
         if notes is not None:
             notes += judge.notes()
     if refusal:
@@ -187,6 +187,10 @@ class _Judge:
         self.steady: dict[str, bool] = {}
         self.left_out: dict[str, str] = {}
         self.decided: dict[str, str] = {}
+
+    @property
+    def unsteady(self) -> list[str]:
+        return [where for where, is_steady in self.steady.items() if not is_steady]
 
     def is_steady(self, where: str) -> bool:
         if where not in self.steady:
@@ -213,20 +217,18 @@ class _Judge:
 
     def notes(self) -> list[str]:
         """A sentence for each leaf that is left out, or a part of it; one for many."""
-        unsteady = [where for where, is_steady in self.steady.items() if not is_steady]
         undefined = ", ".join(self.eager_runs.sensitivity.undefined) or DECIDED
-        sentences: list[str] = []
+        lines: list[str] = []
         for parts, why in (
-            (unsteady, UNSTEADY),
+            (self.unsteady, UNSTEADY),
             ([*self.left_out.values()], f"torch does not define {undefined}"),
             ([*self.decided.values()], f"torch does not define {DECIDED}"),
         ):
             if len(parts) > FEW_LEFT_OUT:
-                results = f"{parts[0]} and {len(parts) - 1} other results are"
-                sentences.append(f"{results} not judged: {why}")
+                lines.append(f"{parts[0]} and {len(parts) - 1} other results are not judged: {why}")
             else:
-                sentences += [f"{part} is not judged: {why}" for part in parts]
-        return sentences
+                lines += [f"{part} is not judged: {why}" for part in parts]
+        return lines
 
     def tolerance(self, leaf: Leaf) -> tuple[float, float, float]:
         """Relative, absolute, relative to float64."""

@@ -124,8 +124,8 @@ class RoundingNoise(PerturbedEager):
     What moves much more than that was decided by rounding: which of two nearly equal values is the
     largest, on which side of a threshold one lies. Zeros and inputs stay exact, what is only moved
     or chosen too (``EXACT``), and so do small integers, except where an op may have rounded to one:
-    ``log2`` of 8 is 2.9999998 elsewhere. Sums, and products of matrices, are as far off as adding their terms one
-    by one in float32, or float64, makes them: eager adds in double precision or in a tree.
+    ``log2`` of 8 is 2.9999998 elsewhere. Sums and products of matrices are as far off as adding
+    terms one by one in float32, or float64, makes them: eager adds in double precision, or a tree.
     """
 
     def __init__(self, number: int) -> None:

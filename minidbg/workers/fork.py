@@ -56,8 +56,8 @@ def call_in_fork(
     """Run ``fn`` in a forked child with a time limit and a memory limit.
 
     ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt. ``program``: ``fn``
-    becomes a program, whose stdout is told apart, whose logging is its own, and which inherits no
-    file of ours but ``stdin``; it says how many threads torch has.
+    becomes a program, whose stdout is told apart, and which inherits no file of ours but
+    ``stdin``; it says how many threads torch has.
 
     A KeyboardInterrupt here ends the child; where it ``interrupts``, the first one is passed on to
     the child (which must let SIGINT in), and only the second one ends it.

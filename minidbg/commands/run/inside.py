@@ -29,7 +29,7 @@ TAIL_CHARACTERS = 20_000
 
 
 ORDERS: Mapping[str, Any] = {}
-"""Empty in no program under ``minidbg run``. ``log``: the file to which each process appends what
+"""Empty outside of ``minidbg run``. ``log``: the file to which each process appends what
 happened; ``backend``: used instead of the one the program asks for, a registered name or
 ``module:attribute``, or None; ``door``: where a process asks the server that the launcher lends, if
 it has the same ``imported``."""
