@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import signal
 import sys
 import tempfile
@@ -246,8 +247,12 @@ def run(
         log = Path(place, "log.jsonl")
         log.touch()
         door = "" if loaded.reduce is settings.Reduce.LATER else str(Path(place, "door"))
-        orders = {"log": str(log), "backend": backend, "door": door, "imported": what_is_imported()}
-        variables |= {"MINIDBG_DIR": str(repro_dir), environment.RUN: json.dumps(orders)}
+        level = logging.getLogger("minidbg").level
+        orders = {"log": str(log), "backend": backend, "door": door, "level": level}
+        variables |= {
+            "MINIDBG_DIR": str(repro_dir),
+            environment.RUN: json.dumps({**orders, "imported": what_is_imported()}),
+        }
         environ = environment.for_program(variables)
         warm = "inductor" if backend in (None, "inductor") else "imports"
         ending = run_program(program, environ, door, warm)

@@ -14,10 +14,11 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -53,8 +54,6 @@ from minidbg.reduction.session import (
 )
 
 log = logging.getLogger("minidbg")
-REDUCTION_GRACE_S = 5.0
-"""What the reducing process may take over its budget to end what it started, before it is ended."""
 DONE_FILE = "done.json"
 """What the last reduction in a folder ended with, as ``ReductionResult.to_json``."""
 OTHERS_KEPT = 5
@@ -89,11 +88,13 @@ def reduce_and_publish(
             if published is not None:
                 return published
         session = Session(limits, listener, kernels=kernels, folder=own_folder, submit=submit)
+        ready = sum(workers.prepared())
         with standbys(case, session):
             written = None
             try:
                 reduced = reduce_from_best(case, session)
                 reduced = reduced or reduce_case(case, session, just_seen=just_seen)
+                proof_began = time.monotonic()
                 while written is None:
                     try:
                         written = publish_first_that_fails(case, reduced, folder, session)
@@ -113,6 +114,10 @@ def reduce_and_publish(
             finally:
                 others = keep_others(folder, session)
         written = replace(written, others=others)
+        imports, warm = workers.prepared()
+        proof, asked = time.monotonic() - proof_began, session.asked_s + ready - imports - warm
+        parts = f"imports {imports:.1f}, warm-up {warm:.1f}, questions {asked:.1f}, proof {proof:.1f}"
+        log.info("minidbg: %.1f s: %s", session.elapsed(), parts)
         if written.path is not None and own_folder is not None:
             with contextlib.suppress(OSError):
                 data = json.dumps(written.to_json()).encode()
@@ -355,39 +360,6 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> Search:
 REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 
 
-def prepare_reduction(case: Case) -> None:
-    """Start the forkserver, which imports what ``case`` needs; return at once. Raises OSError."""
-    ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
-    workers.start_server().prepare(REDUCE, oracle.warmup_for(case), ahead)
-
-
-def call_reduce_in_child(
-    case: Case,
-    package: Mapping[str, Any],
-    folder: Path,
-    limits: Limits,
-    stream: TextIO,
-    deadline: Deadline,
-    *,
-    on_interrupt: Callable[[], object],
-) -> workers.Ended:
-    """Call ``reduce_in_child`` in a forkserver's fork, ``case`` as ``package``. Raises OSError.
-
-    The fork is ended by the ``deadline``, after some seconds to end what it has started.
-    """
-    request = workers.Request(
-        call=REDUCE,
-        argument={"case": package, "folder": str(folder.absolute()), "limits": asdict(limits)},
-        seconds=deadline.left() + REDUCTION_GRACE_S,
-        deadline=deadline.earlier(-REDUCTION_GRACE_S),
-        fork=oracle.warmup_for(case),
-        stream=stream.fileno(),
-        asks=True,
-        interrupts=True,
-    )
-    return workers.submit_to_server(request).result(on_interrupt=on_interrupt)
-
-
 def reduce_in_child(
     argument: Mapping[str, Any],
     note: object,
@@ -397,7 +369,8 @@ def reduce_in_child(
     """In a forkserver's child: ``reduce_and_publish`` the case that ``case_of`` makes, which just
     failed. The result as JSON, or ``{"refused": why}``.
 
-    Progress and warnings go to the argument's ``stream``. The first Ctrl-C ends the search alone.
+    Progress, and what is logged from ``level`` on, go to the argument's ``stream``. The first
+    Ctrl-C ends the search alone.
     """
     folder, limits = Path(argument["folder"]), Limits(**argument["limits"])
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
@@ -405,6 +378,7 @@ def reduce_in_child(
             case = case_of(argument)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             log.addHandler(logging.StreamHandler(stream))
+            log.setLevel(argument.get("level", logging.WARNING))
             with on_stream(stream) as listener, torch_internals.without_overrides():
                 return reduce_and_publish(
                     case, folder, limits=limits, listener=listener, just_seen=True, submit=submit

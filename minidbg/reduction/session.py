@@ -63,6 +63,8 @@ class Session:
     until: Deadline = field(init=False)
     """When questions end: what is left then is for the verification."""
     oracle_calls: int = 0
+    asked_s: float = 0.0
+    """Seconds of questions, with those in which a server got ready for them."""
     repeats: int = 1
     """Runs of a case until it counts as passing: more than 1 for a flaky failure."""
     interrupted: bool = False
@@ -86,8 +88,9 @@ class Session:
 
     def __post_init__(self) -> None:
         limits = self.limits
-        due = self.started + limits.seconds if limits.due is None else limits.due
-        self.deadline = Deadline(due, self.clock)
+        if limits.due is not None:  # somebody has waited since then, and is told how long
+            self.started = limits.due - limits.seconds
+        self.deadline = Deadline(self.started + limits.seconds, self.clock)
         self.until = self.deadline.earlier(min(FOR_VERIFICATION_S, limits.seconds / 2))
 
     def elapsed(self) -> float:
@@ -121,7 +124,7 @@ class Session:
             if self.until.is_over:
                 raise BudgetSpent
             self.oracle_calls += len(asked)
-            began = time.time()
+            began, before = time.time(), self.clock()
             outcomes = oracle.ask_all(
                 [(case, self.seconds_for(case)) for case in asked],
                 memory_bytes=self.limits.memory_bytes,
@@ -129,6 +132,7 @@ class Session:
                 deadline=self.until,
                 submit=self.submit,
             )
+            self.asked_s += self.clock() - before
             kinds = [outcome.signature.kind for outcome in outcomes if outcome.signature]
             if self.kernels is not None and any(kind.traits.dies for kind in kinds):
                 workers.remove_unfinished(self.kernels, since=began)

@@ -60,6 +60,8 @@ class Ended:
     """What a run under watch loaded beyond the server's files; None if it died before saying."""
     lost: bool = False
     """The server died under it, so it says nothing about what was run."""
+    prepared: Sequence[float] = (0.0, 0.0)
+    """Seconds of imports and of the warm-up that the server has had by then."""
 
     @property
     def why_no_answer(self) -> str:

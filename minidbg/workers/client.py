@@ -137,10 +137,10 @@ class Asked(Future[Ended]):
 
     has_reader = False
 
-    def __init__(self, answer: socket.socket, until: float, last_words: Callable[[], str] = str) -> None:
-        """``until``: when it is given up, by the monotonic clock. ``last_words`` of the server."""
+    def __init__(self, answer: socket.socket, until: float, server: Server | None = None) -> None:
+        """``until``: when it is given up, by the monotonic clock."""
         super().__init__()
-        self.answer, self.until, self.last_words, self.data = answer, until, last_words, bytearray()
+        self.answer, self.until, self.server, self.data = answer, until, server, bytearray()
 
     @property
     def is_under_way(self) -> bool:
@@ -170,8 +170,11 @@ class Asked(Future[Ended]):
 
     def end(self, ended: Ended) -> None:
         self.answer.close()
+        if self.server is not None:
+            self.server.prepared = max(self.server.prepared, tuple(ended.prepared))
+            ended = replace(ended, error=self.server.last_words()) if ended.lost else ended
         if self.set_running_or_notify_cancel():
-            self.set_result(replace(ended, error=self.last_words()) if ended.lost else ended)
+            self.set_result(ended)
 
     def result(self, timeout: float | None = None, on_interrupt: Callable[[], object] | None = None) -> Ended:
         """How it ended. Where that is waited for here, raises OSError for what is lost, and
@@ -192,7 +195,7 @@ class Asked(Future[Ended]):
                 self.cancel()
         ended = super().result(0)
         if ended.lost:
-            words = ("a fresh interpreter gave no answer", ended.error)
+            words = ("the process that was to do it was ended from outside", ended.error)
             raise OSError(": ".join(filter(None, words)))
         return ended
 
@@ -277,6 +280,8 @@ class Server:
         self.home, self.door = home, door
         self.lock = threading.RLock()
         self.standby: Standby | None = None
+        self.prepared: tuple[float, ...] = (0.0, 0.0)
+        """Seconds of its imports and its warm-up, as it last said."""
         self.pid: int | None = None
         """None where it does not run, 0 for one that another process has started."""
         self.control: socket.socket
@@ -415,7 +420,7 @@ class Server:
             "one_thread": request.one_thread,
         }  # fmt: skip
         until = time.monotonic() + request.deadline.left(SERVER_START_LIMIT_S + request.seconds)
-        asked = Asked(self.put(question, files), until + LATE_ANSWER_S, self.last_words)
+        asked = Asked(self.put(question, files), until + LATE_ANSWER_S, self)
         if standby is not None:
             standby.let_go()
         return asked
@@ -526,9 +531,10 @@ def start_server() -> Server:
     return SERVERS.setdefault(os.getpid(), Server()).start()
 
 
-def submit_to_server(request: Request) -> Asked:
-    """Have a child of this process's server do it. Raises OSError when no process can be made."""
-    return start_server().ask(request)
+def prepared() -> tuple[float, ...]:
+    """Seconds of imports and of the warm-up of this process's server, as it last said."""
+    server = SERVERS.get(os.getpid())
+    return server.prepared if server is not None else (0.0, 0.0)
 
 
 def submit(request: Request) -> Future[Ended]:
@@ -536,7 +542,7 @@ def submit(request: Request) -> Future[Ended]:
     future is done. A question that is not for a fork of this process's server has a server that
     nobody has asked or warmed up before."""
     if request.fork is not None:
-        return submit_to_server(request)
+        return start_server().ask(request)
     if request.call:
         server = Server()
         asked: Future[Ended] = server.ask(replace(request, fork=Warmup()))
@@ -551,9 +557,10 @@ def submit(request: Request) -> Future[Ended]:
     return asked
 
 
-def inherit(files: Mapping[str, int], folder: Path) -> None:
+def inherit(files: Mapping[str, int], folder: Path, prepared: Iterable[float]) -> None:
     """In a child that may ask: its server, by the socket among ``files``, is this process's too."""
     server = SERVERS[os.getpid()] = Server()
+    server.prepared = (*prepared,)
     server.pid, server.folder, server.control = 0, folder, socket.socket(fileno=files["control"])
     if "standby" in files:
         server.standby = Standby(socket.socket(fileno=files["standby"]), files["order"])

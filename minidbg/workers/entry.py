@@ -18,6 +18,7 @@ import itertools
 import json
 import linecache
 import os
+import pkgutil
 import runpy
 import stat
 import sys
@@ -165,11 +166,10 @@ def freezing_imports() -> Iterator[None]:
 def main(*modules: str) -> int:
     with freezing_imports():
         for name in modules:
-            module, _, function = name.partition(":")
             with contextlib.suppress(Exception):  # the script will say what is missing
-                imported = importlib.import_module(module)
-                if function:
-                    getattr(imported, function)()
+                found = pkgutil.resolve_name(name)
+                if ":" in name:
+                    found()
     line = sys.stdin.readline()
     if not line:
         return 0

@@ -19,8 +19,6 @@ from pathlib import Path
 
 SAME_START_S = 5.0
 """Two readings of a process's start time differ by less; the clock may have been set in between."""
-
-
 SURELY_ANOTHER_S = 3600.0
 """Where a living process could lose its folder: a clock that was set moves the start of each."""
 

@@ -18,6 +18,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import select
 import shutil
 import signal
@@ -43,45 +44,6 @@ MOST_FILES = 8
 LAST_CHILDREN_S = 5.0
 GRACE_S = 2.0
 """For an orphan to end by itself: a server of the child's own removes its folder."""
-
-
-def function_named(function: str) -> Callable[..., Any]:
-    module, _, name = function.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
-
-
-def serve(control: socket.socket, home: str, owner: int, doors: Sequence[socket.socket]) -> None:
-    """Answer questions, also of who comes to a door, until process ``owner`` has gone. ``home`` is
-    for folders of children."""
-    askers = [control, *doors]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the asker's, who tells the supervisors
-    signal.signal(signal.SIGTERM, on_sigterm)
-    try:
-        while True:
-            # Not SIG_IGN, which the children's C++ compilers would inherit: supervisors are reaped.
-            readable, _, _ = select.select(askers, [], [], 1.0)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            for asker in readable:
-                if asker in doors:
-                    askers.append(asker.accept()[0])
-                    continue
-                files: list[int] = []
-                with contextlib.suppress(ConnectionError):
-                    files = socket.recv_fds(asker, 1, MOST_FILES)[1]
-                if files:
-                    take(files, askers, home, owner)
-                elif asker is control:
-                    return
-                else:  # a child that asked has ended
-                    askers.remove(asker)
-                    asker.close()
-    except Terminated:
-        pass
-    finally:
-        end_all(family.children_of)  # supervisors, which end what is still asked
 
 
 def take(files: list[int], askers: list[socket.socket], home: str, owner: int) -> None:
@@ -155,7 +117,7 @@ def supervise(
         signal.signal(signal.SIGTERM, on_sigterm)
         die_with_parent(signal.SIGTERM, server)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        function, note = function_named(question["call"]), Notes()
+        function, note = pkgutil.resolve_name(question["call"]), Notes()
         program = question["program"]
         argument = {**question["argument"], "stream": files.get("stream")}
         if program or question["asks"]:
@@ -163,7 +125,7 @@ def supervise(
 
         def call() -> Any:
             if "control" in files and folder is not None:
-                client.inherit(files, Path(folder))
+                client.inherit(files, Path(folder), READY_S)
             return function({**argument, "folder": folder} if program else argument, note)
 
         ended = call_in_fork(
@@ -182,7 +144,7 @@ def supervise(
                 loaded = json.loads(Path(folder, LOADED).read_text())
                 ended = dataclasses.replace(ended, files=loaded)
             ended = dataclasses.replace(ended, stderr_tail=ended.stderr_tail + ended.error)
-        text = json.dumps(dataclasses.asdict(ended)).encode()
+        text = json.dumps({**dataclasses.asdict(ended), "prepared": READY_S}).encode()
     except (KeyboardInterrupt, Terminated):
         pass
     except BaseException as error:  # noqa: BLE001 - nothing may return into the server's loop
@@ -202,6 +164,8 @@ def supervise(
 
 WARMED: set[str] = set()
 """What this server has imported or compiled."""
+READY_S = [0.0, 0.0]
+"""Seconds that it has taken for imports and for the warm-up."""
 
 
 def get_ready(question: Question, owner: int) -> None:
@@ -217,13 +181,17 @@ def get_ready(question: Question, owner: int) -> None:
     signal.alarm(int(SERVER_START_LIMIT_S))  # an import that hangs ends the server; the asker hears
     # only now: it would come too when the thread that has started the server ends
     die_with_parent(signal.SIGTERM, owner)
+    began = time.monotonic()
     with freezing_imports():
         for name in warmup["modules"]:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         importlib.import_module(question["call"].partition(":")[0])
+    READY_S[0] += time.monotonic() - began
+    began = time.monotonic()
     if "torch" in sys.modules:
         warm_up(warmup["imports"], warmup["warm"])
+    READY_S[1] += time.monotonic() - began
     signal.alarm(0)
     prctl(PR_SET_PDEATHSIG, 0)
 
@@ -310,13 +278,38 @@ def become(argument: Mapping[str, Any], note: object) -> NoReturn:
 
 
 def main(control: str, folder: str, owner: str, *doors: str) -> NoReturn:
+    """Answer questions, of who has the ``control`` socket or comes to a door, until process
+    ``owner`` has gone. ``folder`` is for folders of children."""
     for stream in (sys.stdout, sys.stderr):  # a child has none of what the server has written
         cast(io.TextIOWrapper, stream).reconfigure(line_buffering=True, errors="backslashreplace")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the asker's, who tells the supervisors
     try:
-        with socket.socket(fileno=int(control)) as asker:
-            serve(asker, folder, int(owner), [socket.socket(fileno=int(door)) for door in doors])
+        signal.signal(signal.SIGTERM, on_sigterm)
+        askers = [socket.socket(fileno=int(number)) for number in (control, *doors)]
+        own, *open_doors = askers
+        while own in askers:
+            # Not SIG_IGN, which the children's C++ compilers would inherit: supervisors are reaped.
+            readable, _, _ = select.select(askers, [], [], 1.0)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            for asker in readable:
+                if asker in open_doors:
+                    askers.append(asker.accept()[0])
+                    continue
+                files: list[int] = []
+                with contextlib.suppress(ConnectionError):
+                    files = socket.recv_fds(asker, 1, MOST_FILES)[1]
+                if files:
+                    take(files, askers, folder, int(owner))
+                else:  # a child that asked has ended, or who started us
+                    askers.remove(asker)
+                    asker.close()
+    except Terminated:
+        pass
     except BaseException:  # noqa: BLE001 - its last words
         traceback.print_exc()
     finally:
+        end_all(family.children_of)  # supervisors, which end what is still asked
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)  # Python's own end would look through all of torch for a quarter of a second

@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from minidbg.core.settings import Reduce, Settings
 from minidbg.core.text import display_path
 from minidbg.fx.case import Case
 from minidbg.judge.run import without_modes
-from minidbg.reduction import reducing
+from minidbg.reduction.reducing import REDUCE
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.wrapper.capture import Failure, case_of_failure, lost_note
 from minidbg.wrapper.process import PROCESS, Report, several_ranks
@@ -41,6 +41,8 @@ from minidbg.wrapper.process import PROCESS, Report, several_ranks
 log = logging.getLogger("minidbg")
 SHARE = 0.5
 """Of free memory or disk: what the values of the inputs may take on their way to the reduction."""
+REDUCTION_GRACE_S = 5.0
+"""What the reducing process may take over its budget to end what it started, before it is ended."""
 NOT_AT_ONCE = "not reduced at once"
 Reducer = Callable[[Case, Mapping[str, Any], Settings, Deadline], workers.Ended]
 HANDLING: ContextVar[bool] = ContextVar("minidbg_handling", default=False)
@@ -123,8 +125,9 @@ def respond(
     """
     deadline = Deadline.after(settings.seconds)
     if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
+        ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
         with contextlib.suppress(OSError):
-            reducing.prepare_reduction(case)
+            workers.start_server().prepare(REDUCE, oracle.warmup_for(case), ahead)
     capture, settings, remark = captured(case, settings)
     shown = display_path(capture)
 
@@ -152,7 +155,9 @@ def respond(
     except OSError as trouble:
         if is_of_a_signal_handler(trouble):
             raise
-        return report(f"not reduced: no process can be started for it here ({trouble}); {then}")
+        is_none = trouble.errno is not None  # else there was a process, whose end is told
+        what = f"no process can be started for it here ({trouble})" if is_none else trouble
+        return report(f"not reduced: {what}; {then}")
     if not isinstance(done.value, dict):
         return report(f"not reduced: {done.why_no_answer}; {kept_in}")
     if "refused" in done.value:
@@ -192,7 +197,8 @@ def captured(case: Case, settings: Settings) -> tuple[Path, Settings, str]:
 def reduce_in_server(
     case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline
 ) -> workers.Ended:
-    """Have ``case`` reduced in a fork of the forkserver, not of this process, which has threads."""
+    """Have ``case``, as ``package``, reduced in a fork of the server: this process has threads. It
+    is ended by the ``deadline``, after some seconds to end what it has started."""
     limits = Limits(
         seconds=settings.seconds,
         due=deadline.at,
@@ -200,15 +206,24 @@ def reduce_in_server(
         memory_bytes=settings.memory_bytes,
         value_limit_bytes=settings.value_limit_bytes,
     )
+    folder, level = str(settings.repro_dir.absolute()), log.getEffectiveLevel()
     with workers.stream_to_the_user() as stream:
 
         def interrupted() -> None:
             stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
             stream.flush()
 
-        return reducing.call_reduce_in_child(
-            case, package, settings.repro_dir, limits, stream, deadline, on_interrupt=interrupted
+        request = workers.Request(
+            call=REDUCE,
+            argument={"case": package, "folder": folder, "limits": asdict(limits), "level": level},
+            seconds=deadline.left() + REDUCTION_GRACE_S,
+            deadline=deadline.earlier(-REDUCTION_GRACE_S),
+            fork=oracle.warmup_for(case),
+            stream=stream.fileno(),
+            asks=True,
+            interrupts=True,
         )
+        return workers.start_server().ask(request).result(on_interrupt=interrupted)
 
 
 def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:

@@ -221,11 +221,15 @@ def test_reduce_of_a_capture(wrapped: Journey, travel: Callable[..., Journey]) -
     (capture,) = (wrapped.folder / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
     folder = wrapped.folder / "again"
     folder.mkdir()
-    journey = travel("-m", "minidbg", "reduce", capture, "--dir", "minidbg_repros", folder=folder)
+    journey = travel("-m", "minidbg", "reduce", "-v", capture, "--dir", "minidbg_repros", folder=folder)
     assert journey.status == 0
     assert journey.stdout.strip() == f"minidbg_repros/{journey.scripts[0].name}"
     assert sorted(roles(journey)) == ONE_REDUCTION
     assert journey.calls == 0
+    seconds = re.search(r"([\d.]+) s: imports (.*), warm-up (.*), questions (.*), proof (.*)", journey.stderr)
+    whole, *parts = map(float, seconds.groups())
+    assert min(parts) > 0
+    assert sum(parts) < whole + 1
     # nobody has seen the whole case fail here, and the last question may have been asked with one that was not needed
     assert journey.questions <= wrapped.questions + 2
     assert journey.script.partition("# ///")[0] == wrapped.script.partition("# ///")[0]

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import re
 import socket
@@ -32,7 +33,7 @@ ORDERS: Mapping[str, Any] = {}
 """Empty outside of ``minidbg run``. ``log``: the file to which each process appends what
 happened; ``backend``: used instead of the one the program asks for, a registered name or
 ``module:attribute``, or None; ``door``: where a process asks the server that the launcher lends, if
-it has the same ``imported``."""
+it has the same ``imported``; ``level`` of our log."""
 with contextlib.suppress(KeyError, ValueError, TypeError):
     ORDERS = dict(json.loads(os.environ[environment.RUN]))
 
@@ -97,6 +98,7 @@ def wrapped(backend: Any) -> Any:
     if is_handling() or not torch_internals.is_backend_of_a_program(backend):
         return backend
     if listener not in PROCESS.listeners:
+        logging.getLogger("minidbg").setLevel(ORDERS["level"])
         PROCESS.listeners.append(listener)
         atexit.register(tell_end)
     name = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked))

@@ -138,7 +138,7 @@ class Hunt:
             memory_bytes=memory_limit(self.jobs), fork=self.fork,
             asks=name != "run_batch", stream=stream and stream.fileno(),
         )  # fmt: skip
-        return workers.submit_to_server(request).result()
+        return workers.start_server().ask(request).result()
 
     def batch(self, todo: Sequence[Sample], path: Path, end: float) -> list[tuple[Sample, Outcome]]:
         judged: list[tuple[Sample, Outcome]] = []

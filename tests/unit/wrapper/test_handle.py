@@ -225,7 +225,8 @@ CAPTURED = "; the capture is in {capture}"
     ("ends", "path", "line"),
     [
         (MinidbgError("it was ended"), None, f"it was ended{CAPTURED}"),
-        (OSError("no room"), None, "not reduced: no process can be started for it here (no room); run: minidbg reduce {capture}"),
+        (OSError(11, "full"), None, "not reduced: no process can be started for it here ([Errno 11] full); run: minidbg reduce {capture}"),
+        (OSError("its server was ended"), None, "not reduced: its server was ended; run: minidbg reduce {capture}"),
         (workers.Ended(timed_out=True, seconds=7.0), None, f"not reduced: the reducing process was ended after 7 s{CAPTURED}"),
         (workers.Ended(answered=True, value={"refused": "passes"}), None, f"passes{CAPTURED}"),
         (workers.Ended(answered=True, value=WRITTEN.to_json()), None, f"{WRITTEN.line}{CAPTURED}"),
