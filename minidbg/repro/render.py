@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from minidbg import torch_internals
 from minidbg.backends import assignment
 from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.statements import ANNOTATIONS, joined
@@ -27,13 +25,9 @@ from minidbg.core.errors import CannotWrite
 from minidbg.core.kinds import Kind
 from minidbg.core.literals import write_literal
 from minidbg.core.run_spec import BackendRef, CallPath
-from minidbg.core.script_header import Header
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.templates import fill
 from minidbg.fx.case import Case
-from minidbg.fx.copying import storage_bytes, storage_key
-from minidbg.fx.effects import tensors_in
-from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
 from minidbg.repro import selfcheck
 from minidbg.repro.header import header_of, shared_folder, write_header
@@ -158,10 +152,11 @@ def render(
         "device": device,
         "header": header,
         "paths": paths,
+        "not_judged": NOT_JUDGED_HERE,
     }
     if runs:
         read = header_of(f'"""{told}"""\n{header}', Path("the header"))
-        variables |= _lines_of(form, case, read, model.text)
+        variables["judge"] = selfcheck.ScriptJudge(case, read, model.text, judges=form is Form.SHORT)
     text = fill(form.value, variables)
     if not raw:  # not for a crash record: the check takes longer than all the rest
         try:
@@ -169,37 +164,6 @@ def render(
         except (SyntaxError, ValueError) as error:
             raise CannotWrite("the script", f"its text would be no Python: {error}") from error
     return Script(text, stored)
-
-
-def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any]:
-    expression = case.backend.expression
-    if form is Form.SHOWS:
-        shown = selfcheck.lines_that_only_show(read, model=model, expression=expression)
-        return {**shown, "not_judged": NOT_JUDGED_HERE}
-    has_numbers = any(type(value) is int for value in case.inputs)
-    for index in mutated_placeholders(case.graph_module) if case.spec.backward else ():
-        if isinstance(value := case.inputs[index], Tensor) and value.requires_grad and not value.is_leaf:
-            raise selfcheck.NoShortForm(
-                "gradients of a value that the graph writes to are those from before the write"
-            )
-    lines = selfcheck.lines_that_judge(
-        read,
-        model=model,
-        expression=expression,
-        has_numbers=has_numbers,
-        has_custom_layout=has_custom_layout(case.inputs),
-    )
-    return {**lines, "limit": f"{read.spec.time_limit_s:g}"}
-
-
-def has_custom_layout(values: Sequence[Any]) -> bool:
-    """Whether casting each value alone loses its memory layout: gaps, overlaps, offset, sharing."""
-    plain = {
-        id(one): one for one in tensors_in(list(values)) if torch_internals.has_plain_memory(one)
-    }.values()
-    shared = len({storage_key(one) for one in plain}) < len(plain)
-    kept = (torch.empty_like(one, device="meta").stride() == one.stride() for one in plain)
-    return shared or not all(kept) or any(storage_bytes(one) != one.nbytes for one in plain)
 
 
 def values_line(stored: Mapping[str, Tensor]) -> str:

@@ -2,7 +2,7 @@
 
 A failure is compared by exception type and a text pattern; wrong results by tolerances, against
 eager and against eager in float64. ``minidbg.judge`` compares more. A script is announced only when
-both say that the failure reproduces; where these lines cannot judge, ``lines_that_judge`` raises
+both say that the failure reproduces; where these lines cannot judge, ``ScriptJudge`` raises
 NoShortForm, and a script is written that only shows it.
 """
 
@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from minidbg import torch_internals
 from minidbg.codegen.expressions import quoted
@@ -20,8 +23,11 @@ from minidbg.core.literals import write_literal
 from minidbg.core.outcome import Signature, without_expressions
 from minidbg.core.run_spec import CallPath, Context, Level
 from minidbg.core.script_header import Header
+from minidbg.fx.case import Case
+from minidbg.fx.copying import storage_bytes, storage_key
+from minidbg.fx.effects import tensors_in
+from minidbg.fx.mutation import mutated_placeholders
 from minidbg.judge import signature as signatures
-from minidbg.repro.wording import is_dotted_name, mode_phrases
 from minidbg.torch_internals.devices import is_accelerator
 
 PATTERN_WIDTH = 90
@@ -42,89 +48,88 @@ class NoShortForm(MinidbgError):
     """The failure needs the whole judge; the message says why."""
 
 
-def lines_that_judge(
-    header: Header, *, model: str, expression: str, has_numbers: bool = True, has_custom_layout: bool = False
-) -> dict[str, Any]:
-    """The variables of ``script.py.j2`` that judge; ``judge.py.j2`` has the text of the functions.
+def has_custom_layout(values: Sequence[Any]) -> bool:
+    """Whether casting each value alone loses its memory layout: gaps, overlaps, offset, sharing."""
+    plain = {
+        id(one): one for one in tensors_in(list(values)) if torch_internals.has_plain_memory(one)
+    }.values()
+    shared = len({storage_key(one) for one in plain}) < len(plain)
+    kept = (torch.empty_like(one, device="meta").stride() == one.stride() for one in plain)
+    return shared or not all(kept) or any(storage_bytes(one) != one.nbytes for one in plain)
 
-    ``expression`` stands for the backend. ``has_numbers``: inputs may hold plain integers.
-    ``has_custom_layout``: a plain ``double()`` would lay an input otherwise in memory.
+
+class ScriptJudge:
+    """What the templates ask of the case: ``script.py.j2`` and ``judge.py.j2`` of a script that
+    judges it; ``shows.py.j2`` of one that only shows it, where ``judges`` is false.
+
+    ``here`` is the variable that holds the device. Raises NoShortForm.
     """
-    case = _ScriptJudge(header, model, expression, has_numbers)
-    if why := case.beyond_a_few_lines():
-        raise NoShortForm(why)
-    case.has_custom_layout = has_custom_layout
-    own = {"functions": judge_functions(case, check=bool(case.leaf)), "test": case.test()}
-    case.here = "_device"
-    return {
-        **own,
-        "eager": case.judging(case.eager),
-        "backend_line": case.backend_line(),
-        "dies": case.kind.traits.dies,
-        "child": case.call(case.compiled_model()),
-        "pattern": written_pattern(case.pattern()),
-        "said": case.said(),
-        "searched": case.searched,
-    }
 
-
-def lines_that_only_show(header: Header, *, model: str, expression: str) -> dict[str, Any]:
-    """The variables of ``shows.py.j2``: one run in eager and one through the backend; none where
-    that would end the process."""
-    case = _ScriptJudge(header, model, expression, has_numbers=True)
-    if case.kind.traits.dies:
-        return {"functions": [], "shown": []}
-    case.here = "_device"
-    shown = [case.call(case.compiled_model())]
-    if case.leaf:
-        case.category = ""  # no float64 run is asked for
-        case.leaf = case.leaf if case.leaf in LEAVES else LEAVES[0]
-        both = f"{case.call(case.eager)}, {case.call(case.compiled_model())}"
-        shown = [
-            f"for _i, (_wanted, _got) in enumerate(itertools.zip_longest({both})):",
-            f'    print(f"{case.leaf} {{_i}}: eager gives {{_wanted}}, the backend gives {{_got}}")',
-        ]
-    return {"functions": judge_functions(case, check=False), "shown": shown}
-
-
-def judge_functions(case: _ScriptJudge, *, check: bool) -> list[str]:
-    needed = {"run": case.needs_run, "compiled": case.is_direct, "check": check}
-    text = templates.template_environment().get_template("judge.py.j2").module
-    return [getattr(text, name)(case).strip("\n") for name, wanted in needed.items() if wanted]
-
-
-class _ScriptJudge:
-    def __init__(self, header: Header, model: str, expression: str, has_numbers: bool) -> None:
+    def __init__(self, case: Case, header: Header, model: str, *, judges: bool) -> None:
         self.header, self.spec, self.kind = header, header.spec, header.spec.expected.kind
-        name = header.spec.backend.name
+        self.judges, self.limit = judges, f"{header.spec.time_limit_s:g}"
+        name, expression = case.backend.name, case.backend.expression
         self.name = name if expression in (repr(name), f'"{name}"') else ""
         """Of a backend that is registered; empty for all others."""
-        self.device, self.here = self.spec.device, "device"
-        """Where it runs unless told otherwise; the variable that holds where it does."""
+        self.device = self.spec.device
+        """Where it runs unless told otherwise."""
         self.is_direct = self.spec.call is CallPath.DIRECT
         self.is_aten = self.spec.level is Level.ATEN
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
         self.has_parameters = "torch.nn.Parameter" in model
-        self.has_custom_layout = False
         self.has_loops = any(f".higher_order.{loop}," in model for loop in torch_internals.LOOPS)
         is_dynamic = self.spec.dynamic if self.is_aten else any(self.spec.dynamic_dims)
-        self.has_symbols = has_numbers and bool(is_dynamic)
+        self.has_symbols = bool(is_dynamic) and any(type(value) is int for value in case.inputs)
         """Whether plain integers among the inputs become symbols, as AOTAutograd makes them."""
-        self.backward, self.attempts = self.spec.backward, self.spec.attempts
-        self.modes, self.statements = split_phrases(self.spec.context)
+        self.backward = self.spec.backward
+        self.modes, self.statements = modes_of(self.spec.context)
         self.is_about_guards = self.spec.expected.message == signatures.NO_GUARDS
         self.category, self.leaf = "", ""
         if self.kind.traits.compares:
             message = self.spec.expected.message or "output: float"
             self.leaf, _, self.category = message.partition(": ")
             self.category = self.category.partition(" ")[0]
+        if judges:
+            self.refuse(case)
+        elif self.leaf:  # no float64 run is asked for
+            self.category, self.leaf = "", self.leaf if self.leaf in LEAVES else LEAVES[0]
+        self.has_custom_layout = self.compares_values and has_custom_layout(case.inputs)
 
-    def beyond_a_few_lines(self) -> str:
+    def refuse(self, case: Case) -> None:
         if self.leaf and (self.category not in CATEGORIES or self.leaf not in LEAVES):
-            return "a result of another structure than eager's needs the whole comparison"
+            raise NoShortForm("a result of another structure than eager's needs the whole comparison")
         if self.is_direct and self.has_parameters and self.backward:
-            return "gradients of parameters are asked for, and the backend is called without torch.compile"
-        return ""
+            raise NoShortForm(
+                "gradients of parameters are asked for, and the backend is called without torch.compile"
+            )
+        for index in mutated_placeholders(case.graph_module) if self.backward else ():
+            value = case.inputs[index]
+            if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+                raise NoShortForm(
+                    "gradients of a value that the graph writes to are those from before the write"
+                )
+
+    def functions(self) -> list[str]:
+        is_run = self.judges or not self.kind.traits.dies
+        needed = {
+            "run": is_run and self.needs_run,
+            "compiled": is_run and self.is_direct,
+            "check": self.judges and self.leaf,
+        }
+        text = templates.template_environment().get_template("judge.py.j2").module
+        return [getattr(text, name)(self).strip("\n") for name, wanted in needed.items() if wanted]
+
+    def shown(self) -> list[str]:
+        """Statements that run it in eager and through the backend; none where that would end the
+        process."""
+        compiled = self.call(self.compiled_model("_device"), "_device")
+        if self.kind.traits.dies or not self.leaf:
+            return [] if self.kind.traits.dies else [compiled]
+        both = f"{self.call(self.eager('_device'), '_device')}, {compiled}"
+        return [
+            f"for _i, (_wanted, _got) in enumerate(itertools.zip_longest({both})):",
+            f'    print(f"{self.leaf} {{_i}}: eager gives {{_wanted}}, the backend gives {{_got}}")',
+        ]
 
     @property
     def compares_values(self) -> bool:
@@ -141,19 +146,18 @@ class _ScriptJudge:
 
     # --- the model, eager and compiled
 
-    @property
-    def eager(self) -> str:
+    def eager(self, here: str = "device") -> str:
         made = "graph()" if self.is_direct else "Repro()"
-        return f"{made}.to({self.here})" if self.has_state else made
+        return f"{made}.to({here})" if self.has_state else made
 
-    def compiled_model(self) -> str:
+    def compiled_model(self, here: str = "device") -> str:
         if self.is_direct:
             return "_compiled"
         arguments, backend = ["backend=backend", "fullgraph=True"], self.spec.backend
         arguments += ["dynamic=True"] if self.spec.dynamic else []
         arguments += [f"mode={quoted(backend.mode)}"] if backend.mode else []
         arguments += [f"options={write_literal(dict(backend.options))}"] if backend.options else []
-        return f"torch.compile({self.eager}, {', '.join(arguments)})"
+        return f"torch.compile({self.eager(here)}, {', '.join(arguments)})"
 
     @property
     def wrapper(self) -> str:
@@ -169,8 +173,8 @@ class _ScriptJudge:
             return str([list(one) for one in self.spec.dynamic_dims])
         return "[[]] * len(values)" if self.has_loops or (self.is_aten and self.spec.dynamic) else ""
 
-    def call(self, model: str) -> str:
-        return f"_run({model}, {self.here})" if self.needs_run else f"{model}(*inputs({self.here}))"
+    def call(self, model: str, here: str = "device") -> str:
+        return f"_run({model}, {here})" if self.needs_run else f"{model}(*inputs({here}))"
 
     # --- the judgement
 
@@ -193,34 +197,32 @@ class _ScriptJudge:
         """The body of ``test_repro(device)``, which raises while the failure is there; crash and
         hang have a template part."""
         lines = [self.judging(self.compiled_model())]
-        if self.attempts != 1:
-            often = f"for _ in range({self.attempts}):  # it fails in some runs only"
+        if self.spec.attempts != 1:
+            often = f"for _ in range({self.spec.attempts}):  # it fails in some runs only"
             lines = [often, "    torch.compiler.reset()", f"    {lines[0]}"]
         return textwrap.indent("\n".join(lines), "    ")
 
-    def judging(self, model: str) -> str:
+    def judging(self, model: str, here: str = "device") -> str:
         """The statement raising for a bad ``model``; if eager's does, the backend is unjudged."""
-        return f"_check({model}, {self.here})" if self.leaf else self.call(model)
+        return f"_check({model}, {here})" if self.leaf else self.call(model, here)
 
     def backend_line(self) -> str:
         """The statement that fails where the backend's name is unknown; none for torch's own."""
         return "torch._dynamo.lookup_backend(backend)" if self.name not in ("", *ALWAYS_REGISTERED) else ""
 
     def pattern(self) -> str:
-        message, signature = self.header.provenance.message, self.spec.signature
-        if self.kind.traits.said:
-            return self.kind.traits.said
-        if self.leaf:
-            return "not close|not equal" if self.compares_values else self.category
-        if self.spec.match:
-            return self.spec.match
-        known = [signature, *signature.others] if signature else []
-        patterns = [text_pattern(said) for said in dict.fromkeys(map(as_said, known))]
-        if message:
-            patterns[:1] = [text_pattern(message)]
+        """The regular expression that tells the failure, as a literal."""
+        values = "not close|not equal" if self.compares_values else self.category
+        own = self.kind.traits.said or (values if self.leaf else self.spec.match)
+        return written_pattern(own or "|".join(dict.fromkeys(self.patterns())))
+
+    def patterns(self) -> Iterator[str]:
         if self.is_about_guards:  # the order of hashes decides which of three errors comes first
-            patterns = [signatures.BUILDS_GUARDS, signatures.GUARD_FAILED, *patterns]
-        return "|".join(dict.fromkeys(patterns))
+            yield from (signatures.BUILDS_GUARDS, signatures.GUARD_FAILED)
+        message, signature = self.header.provenance.message, self.spec.signature
+        known = [signature, *signature.others] if signature else []
+        texts = list(dict.fromkeys(map(as_said, known)))
+        yield from map(text_pattern, [message, *texts[1:]] if message else texts)
 
     def said(self) -> str:
         if self.is_about_guards:
@@ -230,7 +232,6 @@ class _ScriptJudge:
             return text
         return f're.sub(r"{signatures.CONTROL_SEQUENCE}", "", {text})  # without colours'
 
-    @property
     def searched(self) -> str:
         """The expression in which the pattern is searched; its spaces are single, but for a pattern
         that the user has given."""
@@ -251,21 +252,40 @@ STAND_IN_PATTERN = r"<(?:path|url|hash|kernel|name)>"
 """What ``VOLATILE`` puts in, and no message has."""
 
 
-def split_phrases(context: Context) -> tuple[list[str], list[str]]:
-    """The modes of the failing call: as context managers, and as statements."""
-    managers, statements = [], []
-    for phrase in mode_phrases(context):
-        if phrase.startswith("torch.set_default_device"):
-            managers.append(phrase.replace("torch.set_default_device", "torch.device"))
-        elif phrase.startswith(("torch.no_grad", "torch.inference_mode", "torch.autocast")):
-            managers.append(phrase)
-        else:
-            statements.append(phrase)
-    imports = [
-        f"import {module}" for module in context.config if module != "torch" and is_dotted_name(module)
-    ]
-    threads = [f"torch.set_num_threads({context.threads})"] if context.threads_matter else []
-    return managers, [*imports, *statements, *threads]
+def modes_of(context: Context) -> tuple[list[str], list[str]]:
+    """What differs from torch's defaults in the failing call: context managers, and statements."""
+    dtype, device, precision = context.default_dtype, context.default_device, context.matmul_precision
+    managers = {
+        "torch.inference_mode()": context.inference,
+        "torch.no_grad()": not (context.grad or context.inference),
+        **{f'torch.autocast("{on}", dtype={of})': True for on, of, _ in context.autocast},
+        f'torch.device("{device}")': device,
+    }
+    statements = {
+        **{f"import {module}": module != "torch" and is_dotted_name(module) for module in context.config},
+        "torch.use_deterministic_algorithms(True)": context.deterministic,
+        f"torch.set_default_dtype({dtype})": dtype != "torch.float32",
+        f'torch.set_float32_matmul_precision("{precision}")': precision != "highest",
+        **dict.fromkeys(settings_of(context.config), True),
+        f"torch.set_num_threads({context.threads})": context.threads_matter,
+    }
+    modes = (managers, statements)
+    first, second = ([text for text, is_on in mode.items() if is_on] for mode in modes)
+    return first, second
+
+
+def settings_of(config: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for module, options in config.items():
+        for name, value in options.items():
+            if is_dotted_name(module) and is_dotted_name(name):
+                yield f"{module}.{name} = {write_literal(value)}"
+            else:  # a header may say anything, and what it says must not become code
+                owner = f"sys.modules[{write_literal(module)}]"
+                yield f"setattr({owner}, {write_literal(name)}, {write_literal(value)})"
+
+
+def is_dotted_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 def text_pattern(message: str) -> str:

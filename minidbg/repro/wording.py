@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from minidbg.codegen.size import call_nodes, targets_of_calls
-from minidbg.core.literals import write_literal
-from minidbg.core.run_spec import Context
 from minidbg.core.text import escape, plural
 from minidbg.fx.case import Case
 from minidbg.fx.nested import all_graphs, holders
@@ -179,30 +177,3 @@ def _provenance_lines(case: Case, values: str) -> Iterator[str]:
     if provenance.neighbour:
         yield f"It {provenance.neighbour}."
     yield from (f"{note[0].upper()}{note[1:].rstrip('.')}." for note in provenance.notes if note)
-
-
-def mode_phrases(context: Context) -> Sequence[str]:
-    dtype, device, precision = context.default_dtype, context.default_device, context.matmul_precision
-    modes = {
-        "torch.inference_mode()": context.inference,
-        "torch.no_grad()": not (context.grad or context.inference),
-        **{f'torch.autocast("{on}", dtype={of})': True for on, of, _ in context.autocast},
-        "torch.use_deterministic_algorithms(True)": context.deterministic,
-        f"torch.set_default_dtype({dtype})": dtype != "torch.float32",
-        f'torch.set_default_device("{device}")': device,
-        f'torch.set_float32_matmul_precision("{precision}")': precision != "highest",
-    }
-    config = context.config
-    settings = ((module, *one) for module, options in config.items() for one in options.items())
-    phrases = [text for text, is_on in modes.items() if is_on]
-    for module, name, value in settings:
-        if is_dotted_name(module) and is_dotted_name(name):
-            phrases.append(f"{module}.{name} = {write_literal(value)}")
-        else:  # a header may say anything, and what it says must not become code
-            owner = f"sys.modules[{write_literal(module)}]"
-            phrases.append(f"setattr({owner}, {write_literal(name)}, {write_literal(value)})")
-    return phrases
-
-
-def is_dotted_name(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))

@@ -8,10 +8,12 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import fx
 
 from minidbg.core.outcome import same_message
-from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.core.script_header import Header
+from minidbg.fx.case import Case
 from minidbg.judge.run import first_lines
 from minidbg.judge.signature import signature_of
 from minidbg.repro import selfcheck
@@ -21,14 +23,14 @@ PIECES = st.sampled_from(
      "buf12", "0x7f3e", "/tmp/a/b.cpp:9", "https://x.y/z", "%relu_3", "L_x_", "s77*s1", "[2, 3]", "#", "\\", "; ", "a; a", "target: ",
      "KeyError: ", "Output:\n", "Command:\n", "args[0]: 1", "\udc80", "\ufffd", "\u3042", "\u0645", "\u200b", "(", ")*", "?", "=="]
 )  # fmt: skip
+NOTHING = fx.GraphModule({}, fx.Graph())
 MESSAGES = st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join)
 
 
-def header_of_failure(error: BaseException, message: str) -> Header:
-    signature = signature_of(error, "compile")
-    header = Header(RunSpec(BackendRef("x"), signature=signature))
-    object.__setattr__(header.provenance, "message", message)
-    return header
+def judge_of_failure(error: BaseException, message: str) -> selfcheck.ScriptJudge:
+    spec = RunSpec(BackendRef("x", '"x"'), signature=signature_of(error, "compile"))
+    header = Header(spec, Provenance(message=message))
+    return selfcheck.ScriptJudge(Case(NOTHING, (), spec), header, "", judges=True)
 
 
 @settings(max_examples=300, deadline=None)
@@ -40,11 +42,10 @@ def header_of_failure(error: BaseException, message: str) -> Header:
 @pytest.mark.parametrize("kind", [ValueError, KeyError])
 def test_a_pattern_is_found_in_the_text_that_it_was_made_of(kind: type[Exception], said: str) -> None:
     error = kind(said)
-    header = header_of_failure(error, first_lines(error))
-    judged = selfcheck._ScriptJudge(header, "", '"x"', has_numbers=False)
-    pattern = eval(selfcheck.written_pattern(judged.pattern()))
+    judged = judge_of_failure(error, first_lines(error))
+    pattern = eval(judged.pattern())
     names = {"re": re, "_said": eval(judged.said(), {"re": re, "_error": error})}
-    searched = eval(judged.searched, names)
+    searched = eval(judged.searched(), names)
     assert re.search(pattern, searched), (pattern, searched)
 
 

@@ -11,7 +11,7 @@ from torch import fx
 from minidbg.core.outcome import Kind, Signature
 from minidbg.core.run_spec import BackendRef, Context, Provenance
 from minidbg.repro.render import render
-from minidbg.repro.wording import docstring, escaped, message_lines, mode_phrases, op_names, ops_phrase, title
+from minidbg.repro.wording import docstring, escaped, message_lines, op_names, ops_phrase, title
 
 
 def graph_of(*calls):
@@ -62,24 +62,53 @@ def test_an_operator_that_runs_nested_graphs_is_named_before_those_in_it(make_ca
     assert ops_phrase(case) == "cond, relu, sin and 2 other operators"
 
 
-def test_modes_that_differ_from_the_defaults_are_told():
-    context = Context(
-        grad=False,
-        autocast=(("cpu", "torch.bfloat16", True),),
-        deterministic=True,
-        default_dtype="torch.float64",
-        matmul_precision="high",
-        config={"torch._inductor.config": {"cpp.threads": 1}},
-    )
-    assert mode_phrases(context) == [
-        "torch.no_grad()",
-        'torch.autocast("cpu", dtype=torch.bfloat16)',
-        "torch.use_deterministic_algorithms(True)",
-        "torch.set_default_dtype(torch.float64)",
-        'torch.set_float32_matmul_precision("high")',
-        "torch._inductor.config.cpp.threads = 1",
-    ]
-    assert mode_phrases(Context()) == []
+MODES = Context(
+    grad=False,
+    autocast=(("cpu", "torch.bfloat16", True),),
+    deterministic=True,
+    default_dtype="torch.float64",
+    matmul_precision="high",
+    config={"torch._inductor.config": {"cpp.threads": 1}},
+)
+ODD = Context(
+    default_device="meta",
+    inference=True,
+    grad=False,
+    config={"a.b": {"c d": 1}, "__import__('os')": {"x": 2}},
+)
+
+
+@pytest.mark.parametrize(
+    ("context", "lines"),
+    [
+        (
+            MODES,
+            [
+                "import torch._inductor.config",
+                "torch.use_deterministic_algorithms(True)",
+                "torch.set_default_dtype(torch.float64)",
+                'torch.set_float32_matmul_precision("high")',
+                "torch._inductor.config.cpp.threads = 1",
+                'with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):',
+            ],
+        ),
+        (
+            ODD,
+            [
+                "import a.b",
+                "setattr(sys.modules['a.b'], 'c d', 1)",
+                "setattr(sys.modules[\"__import__('os')\"], 'x', 2)",
+                'with torch.inference_mode(), torch.device("meta"):',
+            ],
+        ),
+    ],
+    ids=["that differ from the defaults", "options that are no names do nothing else"],
+)
+def test_modes_are_lines_of_the_script(make_case, context, lines):
+    _, _, run = render(make_case(context=context)).text.partition("def _run(")
+    told = [line.strip() for line in run.partition(" outputs =")[0].splitlines()[2:] if line.strip()]
+    fixed = ("torch.manual_seed(0)", "values = inputs(device)")
+    assert [line for line in told if line not in fixed] == lines
 
 
 def test_the_message_is_cut_to_its_first_lines(make_case):
@@ -213,13 +242,3 @@ def test_a_message_ends_before_what_torch_tells_who_has_no_script(make_case, tra
         assert told.strip() == "While executing %x : call"
     else:
         assert message_lines(case, unchanged=True) == ["no kernel", "While executing %x : call"]
-
-
-def test_a_default_device_and_options_that_are_no_names_are_told_as_code_that_does_nothing_else():
-    context = Context(default_device="meta", config={"a.b": {"c d": 1}, "__import__('os')": {"x": 2}})
-    assert mode_phrases(context) == [
-        'torch.set_default_device("meta")',
-        "setattr(sys.modules['a.b'], 'c d', 1)",
-        "setattr(sys.modules[\"__import__('os')\"], 'x', 2)",
-    ]
-    assert mode_phrases(Context(inference=True, grad=False)) == ["torch.inference_mode()"]
