@@ -12,7 +12,6 @@ from minidbg.repro.folder import (
     reduction_folder as reduction_folder,
     case_to_keep as case_to_keep,
     write as write,
-    write_script as write_script,
 )
 from minidbg.repro.header import read_header as read_header
 from minidbg.repro.loading import load as load

@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock
@@ -26,7 +27,7 @@ from minidbg.core.records import plain
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
-from minidbg.repro.render import Form, Script, render
+from minidbg.repro.render import Form, render
 from minidbg.repro.wording import main_op
 from minidbg.workers import leftovers
 
@@ -58,12 +59,8 @@ def keep_capture(case: Case, folder: Path | str, *, value_limit_bytes: int = VAL
     case = case_to_keep(case)
     fits = bytes_to_store(case.inputs, Exactness.SMALL) <= value_limit_bytes
     exactness = Exactness.SMALL if fits else Exactness.SEEDED
-
-    def put(path: Path) -> Path:
-        script = render(case, Form.CAPTURE, exactness=exactness, folder=str(folder_of(path)))
-        return write_script(script, path, private=True)
-
-    return _placed(case, folder, captures(folder), put)
+    put = partial(write, case, form=Form.CAPTURE, value_limit_bytes=value_limit_bytes)
+    return _placed(case, folder, captures(folder), partial(put, exactness=exactness))
 
 
 def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], object]) -> Path:
@@ -114,14 +111,8 @@ def folder_of(path: Path | str) -> Path:
 
 
 def file_name(case: Case) -> str:
-    """``compile_cumsum_3f9c2a.py``: kind, an op that tells it apart, and the failure's digest."""
-    op = re.sub(r"[^A-Za-z0-9]+", "_", main_op(case)).strip("_")[:40]
-    parts = (str(case.spec.expected.kind), op, case_digest(case))
-    return "_".join(part for part in parts if part) + ".py"
-
-
-def case_digest(case: Case) -> str:
-    """Six hexadecimal digits, the same for one failure: backend, call path, signature and graph."""
+    """``compile_cumsum_3f9c2a.py``: kind, an op that tells it apart, and a digest that is the same
+    for one failure: backend, call path, signature and graph."""
     backend = case_to_keep(case).backend
     expression = backend.expression
     with contextlib.suppress(SyntaxError):  # without its style
@@ -135,7 +126,9 @@ def case_digest(case: Case) -> str:
         str(case.spec.backward),
         canonical_text(case.graph_module),
     ]
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:6]
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:6]
+    op = re.sub(r"[^A-Za-z0-9]+", "_", main_op(case)).strip("_")[:40]
+    return "_".join(filter(None, (str(case.spec.expected.kind), op, digest))) + ".py"
 
 
 def case_to_keep(case: Case) -> Case:
@@ -153,10 +146,12 @@ def write(
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
     remark: str = "",
 ) -> Path:
-    """Write the script of ``case`` to ``path``, its tensors beside it; an earlier one is replaced.
+    """Write the script of ``case`` to ``path``, its tensors beside it; a capture is for its owner
+    alone. An earlier script is replaced: a reader sees the old one or the new one, never a part.
 
     Folders are made. Raises what ``render`` raises, and leaves the file that was there.
     """
+    path, private = Path(path), form is Form.CAPTURE
     script = render(
         case,
         form,
@@ -165,7 +160,13 @@ def write(
         remark=remark,
         folder=str(folder_of(path)),
     )
-    return write_script(script, Path(path))
+    make_folder(path.parent)
+    if script.tensors:
+        replace_file(tensors_of(path), as_safetensors(script.tensors), private=private)
+    replace_file(path, script.text.encode(), private=private)
+    if not script.tensors:
+        tensors_of(path).unlink(missing_ok=True)
+    return path
 
 
 def move_script(source: Path, target: Path) -> None:
@@ -176,19 +177,6 @@ def move_script(source: Path, target: Path) -> None:
     if not has_tensors:
         tensors_of(target).unlink(missing_ok=True)
     sync_folder(target.parent)
-
-
-def write_script(script: Script, path: Path, *, private: bool = False) -> Path:
-    """Write a rendered script, ``private`` for its owner alone. A reader sees the old one or the
-    new one, never a part."""
-    make_folder(path.parent)
-    beside = tensors_of(path)
-    if script.tensors:
-        replace_file(beside, as_safetensors(script.tensors), private=private)
-    replace_file(path, script.text.encode(), private=private)
-    if not script.tensors:
-        beside.unlink(missing_ok=True)
-    return path
 
 
 def tensors_of(path: Path) -> Path:

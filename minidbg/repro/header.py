@@ -24,34 +24,38 @@ from minidbg.fx.case import Case
 # --- writing ---
 
 
-def write_header(
-    case: Case,
-    *,
-    device: str,
-    has_tensors: bool,
-    kind: Kind | None = None,
-    message: str | None = None,
-    folder: str | None = None,
-) -> str:
-    """The block as comment lines, ready for a script. ``kind``: for a case that has not failed yet.
-
-    ``message`` is what the header holds of the failure's message, where that is not all of it.
-    ``folder`` is the repro folder that the script is for, where that is known.
-    """
-    version, remarks = case.provenance.torch_version, list(case.backend.remarks)
-    if message is not None:
-        case = replace(case, provenance=replace(case.provenance, message=message))
-    if folder is not None:
-        # such that run_spec.table_of reads them back
-        paths = (
-            os.path.relpath(at, folder) if shared_folder(at, folder) else at for at in case.backend.paths
-        )
-        case = case.with_spec(backend=replace(case.backend, paths=tuple(paths)))
-    if torch_requirement(version) == "torch":
-        remarks.insert(0, f"torch was {version}, which no index keeps")
-    facts = facts_of(case, device=device, kind=kind)
+def write_header(case: Case, *, has_tensors: bool, folder: str | None) -> str:
+    """The block as comment lines; ``folder`` is the repro folder that the script is for, if any."""
+    hangs = case.spec.traits.endless
+    spec, story, remarks = case.spec, case.provenance, list(case.backend.remarks)
+    paths = case.backend.paths
+    if folder is not None:  # such that run_spec.table_of reads them back
+        near = [at for at in paths if shared_folder(at, folder)]
+        paths = tuple(os.path.relpath(at, folder) if at in near else at for at in paths)
+    spec = replace(
+        spec,
+        backend=replace(spec.backend, paths=paths, expression="", setup=(), embedded=""),
+        dynamic_dims=spec.dynamic_dims if any(spec.dynamic_dims) else (),
+        kind_if_unseen=Kind.COMPILE if spec.signature else spec.kind_if_unseen,
+        # generous, since a healthy compile must not pass for a hang
+        time_limit_s=30.0 + len(case.graph_module.graph.nodes) // 10 if hangs else HANG_LIMIT_S,
+        margin=1.0,
+    )
+    torch = torch_requirement(story.torch_version)
+    if torch == "torch":
+        remarks.insert(0, f"torch was {story.torch_version}, which no index keeps")
+    stored = ("safetensors", "numpy") if has_tensors else ()
+    facts = {
+        "expect": "reproduces",
+        "schema": HEADER_VERSION,
+        "nodes": call_nodes(case.graph_module),
+        "inputs": len(case.inputs),
+        **table_of(spec),
+        # done.json in .minidbg has the statistics of the reduction
+        "provenance": table_of(replace(story, oracle_calls=0, seconds=0.0)),
+    }
     lines = [
-        f"dependencies = {toml(dependencies(case, has_tensors=has_tensors))}",
+        f"dependencies = {toml([torch, *case.backend.requirements, *stored])}",
         *("# " + "".join(c if c.isprintable() else " " for c in remark) for remark in remarks),
         "[tool.minidbg]",
         *(f"{name} = {toml(value)}" for name, value in facts.items()),
@@ -75,12 +79,6 @@ def shared_folder(path: str, folder: str) -> str:
     return shared if is_tree else ""
 
 
-def dependencies(case: Case, *, has_tensors: bool) -> tuple[str, ...]:
-    """What to install to run the script: versions that an index has."""
-    stored = ("safetensors", "numpy") if has_tensors else ()
-    return (torch_requirement(case.provenance.torch_version), *case.backend.requirements, *stored)
-
-
 def torch_requirement(version: str) -> str:
     """``torch==2.13.0`` for ``2.13.0+cpu``; plain ``torch`` for nightlies and builds of one's own,
     which no index keeps."""
@@ -89,30 +87,6 @@ def torch_requirement(version: str) -> str:
     except InvalidVersion:
         return "torch"
     return "torch" if parsed.is_devrelease or parsed.is_prerelease else f"torch=={parsed.public}"
-
-
-def facts_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the case."""
-    spec, hangs = case.spec, case.spec.traits.endless
-    spec = replace(
-        spec,
-        backend=replace(spec.backend, expression="", setup=(), embedded=""),
-        device=device,
-        dynamic_dims=spec.dynamic_dims if any(spec.dynamic_dims) else (),
-        kind_if_unseen=Kind.COMPILE if spec.signature else kind or spec.kind_if_unseen,
-        # generous, since a healthy compile must not pass for a hang
-        time_limit_s=30.0 + len(case.graph_module.graph.nodes) // 10 if hangs else HANG_LIMIT_S,
-        margin=1.0,
-    )
-    return {
-        "expect": "reproduces",
-        "schema": HEADER_VERSION,
-        "nodes": call_nodes(case.graph_module),
-        "inputs": len(case.inputs),
-        **table_of(spec),
-        # done.json in .minidbg has the statistics of the reduction
-        "provenance": table_of(replace(case.provenance, oracle_calls=0, seconds=0.0)),
-    }
 
 
 def toml(value: Any) -> str:

@@ -22,7 +22,6 @@ from minidbg.codegen.expressions import quoted
 from minidbg.codegen.inputs import Exactness, InputsText, bytes_to_store, write_constant, write_inputs
 from minidbg.codegen.module_text import write_graph_builder
 from minidbg.core.errors import CannotWrite
-from minidbg.core.kinds import Kind
 from minidbg.core.literals import write_literal
 from minidbg.core.run_spec import BackendRef, CallPath
 from minidbg.core.settings import VALUE_LIMIT_BYTES
@@ -81,22 +80,19 @@ def render(
     exactness: Exactness = Exactness.SEEDED,
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
     raw: bool = False,
-    kind: Kind | None = None,
     remark: str = "",
     folder: str | None = None,
 ) -> Script:
     """The script of ``case``; ``raw``: nobody reads it; inputs are stored without a look, or drawn.
 
-    ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence
-    for the docstring. ``folder`` is the repro folder that the script is for: what lies around it is
-    not named by absolute paths. Raises CannotWrite naming the part of the case that has no form in
-    a script, or values beyond ``value_limit_bytes``, and NoShortForm for a case that a short script
-    cannot show.
+    ``remark`` is one more sentence for the docstring. ``folder`` is the repro folder that the
+    script is for: what lies around it is not named by absolute paths. Raises CannotWrite naming the
+    part of the case that has no form in a script, or values beyond ``value_limit_bytes``, and
+    NoShortForm for a case that a short script cannot show.
     """
     if (size := bytes_to_store(case.inputs, exactness)) > value_limit_bytes:
         why = f"they take {size:,} bytes, and value_limit_bytes allows {value_limit_bytes:,}"
         raise CannotWrite("the values of the inputs", why)
-    kind = case.kind or kind or case.spec.kind_if_unseen
     case = with_group(case)
     runs, context = form is not Form.CAPTURE, case.spec.context
     if runs and not context.env_matters:  # it was run without them
@@ -114,20 +110,14 @@ def render(
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
     inputs = write_inputs(case.inputs, model.input_names, exactness, explicit=explicit, raw=raw)
     stored |= inputs.stored
-    device, message = inputs.device, None
+    told = docstring(case, values=values_line(stored), remark=remark, usage=USAGE[form])
+    case = case.with_spec(device=inputs.device)
     if runs:  # the first lines, where the failure is recognised by them
         message, first = case_message(case), "\n".join(message_lines(case, unchanged=True))
         if selfcheck.text_pattern(first) == selfcheck.text_pattern(message):
             message = first
-    told = docstring(case, values=values_line(stored), remark=remark, usage=USAGE[form])
-    header = write_header(
-        case,
-        device=device,
-        has_tensors=bool(stored),
-        kind=kind,
-        message=message,
-        folder=folder,
-    )
+        case = replace(case, provenance=replace(case.provenance, message=message))
+    header = write_header(case, has_tensors=bool(stored), folder=folder)
     paths = list(path_lines(case.backend, folder))
     embedded = _embedded(case)
     kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
@@ -149,7 +139,7 @@ def render(
         "model": f"{kernels}{model.text}".rstrip("\n"),
         "inputs": inputs_function(inputs, case.spec.dynamic_dims),
         "stored": STORED.rstrip("\n") if stored else "",
-        "device": device,
+        "device": inputs.device,
         "header": header,
         "paths": paths,
         "not_judged": NOT_JUDGED_HERE,

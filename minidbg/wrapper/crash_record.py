@@ -90,14 +90,13 @@ class CrashRecord:
             if lacks := backend.missing_backend:
                 backend = replace(backend, missing_backend=f"{lacks}, which ended with its process")
             story = replace(case.provenance, notes=(NOTE, *rank_note()))
-            case = replace(case.with_spec(backward=trains, backend=backend), provenance=story)
+            case = case.with_spec(backward=trains, backend=backend, kind_if_unseen=Kind.CRASH)
             script = render(
-                case,
+                replace(case, provenance=story),
                 Form.CAPTURE,
                 exactness=Exactness.SMALL,
                 value_limit_bytes=RECORD_VALUE_BYTES,
                 raw=True,
-                kind=Kind.CRASH,
             )
         number = next(RECORD_NUMBERS)
         repro_dir = self.settings.repro_dir.absolute()
