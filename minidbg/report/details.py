@@ -31,19 +31,12 @@ class ReproDetails:
     text: str
     header: Header
     parts: Parts
-    docstring: str
+    title: str
     capture: Path | None = None
     """The unreduced capture of the same failure."""
     states: tuple[State, ...] = ()
     """The present one on each device."""
     flips: tuple[Flip, ...] = ()
-
-    @property
-    def title(self) -> str:
-        return (
-            self.docstring.partition("\n")[0].strip()
-            or f"{self.header.spec.backend.name}: {self.header.spec.expected.kind}"
-        )
 
     @property
     def message(self) -> str:
@@ -106,12 +99,13 @@ def repro_details(path: Path) -> ReproDetails:
         counted = replace(header.provenance, oracle_calls=calls, seconds=float(seconds))
         header = replace(header, provenance=counted)
     states, flips = past_of(path, home)
+    title = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].strip()
     return ReproDetails(
         path=path,
         text=text,
         header=header,
         parts=parts,
-        docstring=ast.get_docstring(ast.parse(text)) or "",
+        title=title or f"{header.spec.backend.name}: {header.spec.expected.kind}",
         capture=capture,
         states=states,
         flips=flips,
@@ -163,38 +157,34 @@ def past_of(path: Path, home: Path) -> tuple[tuple[State, ...], tuple[Flip, ...]
 
 
 def summary(details: ReproDetails) -> str:
-    return "\n".join(summary_lines(details))
+    lines = (line for line in details.message.splitlines()[:8] if line not in details.title)
+    rows = (f"{name:<10}{value}" for name, value in facts(details))
+    message = (f"    {line}" for line in lines)
+    return "\n".join([details.title, *message, "", *rows, "", details.parts.model])
 
 
-def summary_lines(details: ReproDetails) -> Iterator[str]:
-    yield details.title
-    lines = details.message.splitlines()[:8]
-    yield from (f"    {line}" for line in lines if line not in details.title)
-    yield from ("", f"{'script':<10}{display_path(details.path)}")
-    yield from (f"{name:<9} {value}" for name, value in facts(details))
-    if details.capture and details.capture.absolute() != details.path.absolute():
-        yield f"capture   {display_path(details.capture)}"
-    if details.header.provenance.neighbour:
-        yield f"but       {details.header.provenance.neighbour}"
-    if details.stages:
-        yield f"stages    {details.stages.sentence}"
-    yield from past_lines(details)
-    yield from ("", details.parts.model)
-
-
-def facts(details: ReproDetails) -> Iterator[tuple[str, str]]:
+def facts(details: ReproDetails) -> Iterator[tuple[str, object]]:
     header, origin = details.header, details.header.provenance
-    yield (
-        "failure",
-        f"{header.spec.expected.kind} in {header.spec.backend.name},"
-        f" on {header.spec.device}, called by {header.spec.call}",
-    )
+    yield "script", display_path(details.path)
+    failure = f"{header.spec.expected.kind} in {header.spec.backend.name}"
+    yield "failure", f"{failure}, on {header.spec.device}, called by {header.spec.call}"
     yield "reduced", reduction_line(details.figures)
     if origin.captured_from:
         yield "from", f"{origin.captured_from}{f' `{origin.line}`' if origin.line else ''}"
     yield "seen with", f"torch {origin.torch_version}"
     yield "expected", header.expect
     yield from (("note", note) for note in origin.notes)
+    if details.capture and details.capture.absolute() != details.path.absolute():
+        yield "capture", display_path(details.capture)
+    if origin.neighbour:
+        yield "but", origin.neighbour
+    if details.stages:
+        yield "stages", details.stages.sentence
+    if not details.states:
+        yield "history", "not watched yet; 'minidbg watch' begins one"
+    for number, state in enumerate(details.states):
+        seen = f"{state.verdict} since {moment(state.since)}, {plural(state.runs, 'run')}"
+        yield "" if number else "history", f"{state.device}: {seen}, last {moment(state.seen)}"
 
 
 def reduction_line(figures: Mapping[str, Any]) -> str:
@@ -212,12 +202,3 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
     text = f"{figures['nodes']} of {plural(figures['nodes_before'], 'node')}, {of} ({proof})"
     runs = figures["oracle_calls"]
     return f"{text}; {plural(runs, 'run')}, {figures['seconds']:.1f} s" if runs else text
-
-
-def past_lines(details: ReproDetails) -> Iterator[str]:
-    if not details.states:
-        yield "history   not watched yet; 'minidbg watch' begins one"
-    for number, state in enumerate(details.states):
-        runs = plural(state.runs, "run")
-        seen = f"{state.verdict} since {moment(state.since)}, {runs}, last {moment(state.seen)}"
-        yield f"{'history' if not number else '':<10}{state.device}: {seen}"

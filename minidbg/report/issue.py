@@ -65,19 +65,7 @@ def issue(
     header, title = details.header, title_of(details)
     variables = {
         "issue_title": title,
-        "kind": str(header.spec.expected.kind),
-        "said": header.spec.expected.kind.traits.warning,
-        "backend_name": header.spec.backend.name,
-        "name": re.sub(r"\W", "_", details.path.stem),
-        "captured_from": header.provenance.captured_from,
-        "line": header.provenance.line,
-        "notes": list(header.provenance.notes),
-        "torch_version": header.provenance.torch_version,
-        "figures": dict(details.figures),
-        "script": details.text,
-        "needs_file": bool(details.parts.stored),
-        "remarks": details.header.spec.backend.remarks,
-        "passes": header.provenance.neighbour,
+        "details": details,
         "logs": last_lines(logs, LOG_LINES),
         "ablation": ablation(details, run=run, note=note),
         "versions": environment_text() if versions else "",
@@ -88,8 +76,8 @@ def issue(
     title, body = (without_secrets(text, header.spec.context.env) for text in (title, body))
     title, body = (without_secrets(text, os.environ) for text in (title, body))
     if not keep_private:
-        private = Private.of_this_process()
-        title, body = private.left_out(title), private.left_out(body)
+        private = private_words()
+        title, body = (without_private(text, *private) for text in (title, body))
     return Issue(title, body, ran)
 
 
@@ -180,43 +168,38 @@ COMMON_USERS = frozenset(
 SHORTEST_NAME = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Private:
-    """What is to be left out. ``folders`` are replaced by their names here, longest first."""
+def private_words() -> tuple[dict[str, str], dict[str, str]]:
+    """Folders and names of this process that a report leaves out, and what stands there instead."""
+    paths = sysconfig.get_paths()
+    folders = {
+        paths["purelib"]: "site-packages",
+        paths["platlib"]: "site-packages",
+        paths["stdlib"]: Path(paths["stdlib"]).name,
+        os.getcwd(): ".",
+        sys.prefix: "<python>",
+        str(Path.home()): "~",
+        tempfile.gettempdir(): "<tmp>",
+    }
+    folders |= {os.path.realpath(one): name for one, name in folders.items()}
+    folders.pop("/", None)
+    names = {}
+    for name, word in ((user(), "<user>"), (socket.gethostname(), "<host>")):
+        is_common = name.lower() in COMMON_USERS or name == "localhost"
+        if len(name) >= SHORTEST_NAME and not is_common:
+            names[name] = word
+    return folders, names
 
-    folders: Mapping[str, str]
-    names: Mapping[str, str]
 
-    @classmethod
-    def of_this_process(cls) -> Private:
-        paths = sysconfig.get_paths()
-        folders = {
-            paths["purelib"]: "site-packages",
-            paths["platlib"]: "site-packages",
-            paths["stdlib"]: Path(paths["stdlib"]).name,
-            os.getcwd(): ".",
-            sys.prefix: "<python>",
-            str(Path.home()): "~",
-            tempfile.gettempdir(): "<tmp>",
-        }
-        folders |= {os.path.realpath(one): name for one, name in folders.items()}
-        folders.pop("/", None)
-        names = {}
-        for name, word in ((user(), "<user>"), (socket.gethostname(), "<host>")):
-            is_common = name.lower() in COMMON_USERS or name == "localhost"
-            if len(name) >= SHORTEST_NAME and not is_common:
-                names[name] = word
-        return cls(folders, names)
-
-    def left_out(self, text: str) -> str:
-        """``text`` with paths shortened, names replaced. Relative paths and public folders stay."""
-        for folder in sorted(self.folders, key=len, reverse=True):
-            pattern = rf"(?<![\w.]){re.escape(folder)}(?=[/\s'\":,)\]]|$)"
-            text = re.sub(pattern, self.folders[folder], text)
-        text = PATH.sub(shortened, BELOW.sub(r"\1/.../\2", text))
-        for name, word in self.names.items():
-            text = re.sub(rf"(?<![\w]){re.escape(name)}(?![\w])", word, text)
-        return text
+def without_private(text: str, folders: Mapping[str, str], names: Mapping[str, str]) -> str:
+    """``text`` with paths shortened, the longest folders first, and names replaced. Relative paths
+    and public folders stay."""
+    for folder in sorted(folders, key=len, reverse=True):
+        pattern = rf"(?<![\w.]){re.escape(folder)}(?=[/\s'\":,)\]]|$)"
+        text = re.sub(pattern, folders[folder], text)
+    text = PATH.sub(shortened, BELOW.sub(r"\1/.../\2", text))
+    for name, word in names.items():
+        text = re.sub(rf"(?<![\w]){re.escape(name)}(?![\w])", word, text)
+    return text
 
 
 def shortened(match: re.Match[str]) -> str:

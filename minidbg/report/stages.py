@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.passes.split_module import split_module
 
 from minidbg import backends, oracle, repro, torch_internals, workers
@@ -28,7 +28,6 @@ from minidbg.core.records import MALFORMED, plain, record_of
 from minidbg.core.run_spec import CallPath, Level
 from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, Header
 from minidbg.fx.case import Case
-from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call
 from minidbg.judge.run import HANDED_BACK
 from minidbg.repro.folder import hidden
@@ -238,34 +237,29 @@ def changed_cases(case: Case) -> Iterator[tuple[str, Case]]:
         compiler = op_by_op(case.compiler or backends.resolve(ref), ref.options, ref.mode)
         alone = replace(case.with_spec(backend=split), compiler=compiler)
         yield "a graph break between its ops", alone
-    tensors = [one for one in case.inputs if isinstance(one, torch.Tensor)]
-    dtypes = {one.dtype for one in tensors}
-    if any(not one.is_contiguous() for one in tensors):
-        yield "`.contiguous()` before it", with_called_inputs(case, "contiguous")
-    if dtypes & {torch.float16, torch.bfloat16}:
-        yield "`.to(torch.float32)` before it", with_called_inputs(case, "to", torch.float32)
-    if dtypes & {torch.bool, torch.uint8}:
-        yield "`.to(torch.int64)` before it", with_called_inputs(case, "to", torch.int64)
-    if {one.device.type for one in tensors} - {"cpu", "meta"}:
-        moved = (one.detach().cpu().requires_grad_(one.requires_grad) for one in tensors)
-        inputs = tuple(next(moved) if isinstance(one, torch.Tensor) else one for one in case.inputs)
-        yield "its inputs on cpu", replace(case, inputs=inputs)
+    for what, is_meant, change in CHANGES_OF_INPUTS:
+        meant = [isinstance(one, torch.Tensor) and is_meant(one) for one in case.inputs]
+        pairs = zip(case.inputs, meant, strict=True)
+        # not in the graph: a program calls it before what it compiles
+        changed = (
+            change(one.detach()).requires_grad_(one.requires_grad) if to_change else one
+            for one, to_change in pairs
+        )
+        if any(meant):
+            yield what, replace(case, inputs=tuple(changed))
 
 
-def with_called_inputs(case: Case, method: str, *arguments: Any) -> Case:
-    """The case whose graph begins with that call of each tensor."""
-    graph_module = copy_graph_module(case.graph_module)
-    graph = graph_module.graph
-    placeholders = graph.find_nodes(op="placeholder")
-    with graph.inserting_after(placeholders[-1]):
-        for node, value in zip(placeholders, case.inputs, strict=True):
-            if isinstance(value, torch.Tensor):
-                changed = graph.call_method(method, (node, *arguments))
-                node.replace_all_uses_with(
-                    changed, delete_user_cb=lambda user, changed=changed: user is not changed
-                )
-    graph_module.recompile()
-    return case.with_graph(graph_module, case.inputs)
+CHANGES_OF_INPUTS: Sequence[tuple[str, Callable[[Tensor], bool], Callable[[Tensor], Tensor]]] = (
+    ("`.contiguous()` before it", lambda x: not x.is_contiguous(), Tensor.contiguous),
+    (
+        "`.to(torch.float32)` before it",
+        lambda x: x.dtype in (torch.float16, torch.bfloat16),
+        Tensor.float,
+    ),
+    ("`.to(torch.int64)` before it", lambda x: x.dtype in (torch.bool, torch.uint8), Tensor.long),
+    ("its inputs on cpu", lambda x: x.device.type not in ("cpu", "meta"), Tensor.cpu),
+)
+"""What a program can do to the inputs of its model, and for which of them it is done."""
 
 
 def op_by_op(backend: Any, options: Mapping[str, Any], mode: str | None) -> Callable[..., Any]:

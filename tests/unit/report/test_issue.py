@@ -12,7 +12,7 @@ from minidbg import commands
 from minidbg.core.outcome import Verdict
 from minidbg.report import repro_details
 from minidbg.report.details import ReproDetails
-from minidbg.report.issue import Private, issue, last_lines
+from minidbg.report.issue import issue, last_lines, private_words, without_private
 from minidbg.report.stages import StageReport, keep_stages
 
 
@@ -85,7 +85,7 @@ def test_a_report_is_run_asks_other_backends_and_has_the_versions(
 
 
 def test_private_paths_and_names_are_left_out() -> None:
-    private = Private(
+    private = (
         {"/home/ann": "~", "/home/ann/secret": ".", "/venv/lib/site-packages": "site-packages"},
         {"ann": "<user>", "lab7": "<host>"},
     )
@@ -97,7 +97,7 @@ def test_private_paths_and_names_are_left_out() -> None:
         "loading /data/customer/model.pt on lab7 for ann, with /usr/bin/g++ from https://pytorch.org/docs/a.html\n"
         "an annotated a/b/c path, 1/2/3\n"
     )
-    assert private.left_out(text) == (
+    assert without_private(text, *private) == (
         'File "./train.py", line 3\n'
         'File "~/x.py"\n'
         'File "~/.../y.py"\n'
@@ -112,7 +112,7 @@ def test_private_things_may_be_kept(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = f"x = '{tmp_path}/a.py'"
-    assert str(tmp_path) not in Private.of_this_process().left_out(text)
+    assert str(tmp_path) not in without_private(text, *private_words())
 
 
 def test_long_logs_keep_their_end() -> None:

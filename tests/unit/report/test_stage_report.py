@@ -51,7 +51,7 @@ SENTENCES = {
 def written(folder: Path, backend: str = "inductor", kind: Kind = Kind.COMPILE) -> Path:
     case = Case(
         fx.symbolic_trace(lambda x: (torch.relu(x),)),
-        (torch.ones(2),),
+        (torch.ones(2, 3).bfloat16().t(),),
         RunSpec(BackendRef(backend, repr(backend), modules=("torch",)), signature=Signature(kind)),
         provenance=Provenance(message="broken"),
     )
@@ -172,9 +172,11 @@ def test_a_run_of_the_bisection_that_judged_nothing_ends_it(
     [
         (lambda case: case.backend.options.get("epilogue_fusion") is False, "`epilogue_fusion=False`"),
         (lambda case: case.spec.dynamic, "`dynamic=True`"),
+        (lambda case: case.inputs[0].is_contiguous(), "`.contiguous()` before it"),
+        (lambda case: case.inputs[0].dtype is torch.float32, "`.to(torch.float32)` before it"),
         (lambda case: False, ""),
     ],
-    ids=["a switch, found by halves", "dynamic", "nothing"],
+    ids=["a switch, found by halves", "dynamic", "laid out anew", "cast", "nothing"],
 )
 def test_what_a_program_can_change_is_tried(folder: Path, is_gone: Any, passes: str) -> None:
     def answer(case: Case) -> Outcome:
