@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import keyword
 import math
 import re
 import textwrap
@@ -24,7 +23,7 @@ from minidbg import torch_internals
 from minidbg.codegen.expressions import Expressions, number_text, quoted
 from minidbg.codegen.factories import TensorFactory, all_finite, grouped, is_index, wide
 from minidbg.codegen.layouts import StridedLayout, contiguous_stride, layout_of, start_of, view_into, view_of
-from minidbg.codegen.names import numbered
+from minidbg.codegen.names import Names
 from minidbg.codegen.subclasses import construction_of, is_constructed
 from minidbg.core.errors import CannotWrite
 from minidbg.torch_internals.devices import BROKEN, restoring_random_numbers
@@ -81,13 +80,7 @@ class InputsText:
     bases: dict[int, tuple[str, Tensor, int]] = field(default_factory=dict)
     """By storage that several show parts of: the name of a flat tensor, one like it on meta, the
     bytes before it that are left out."""
-    taken: set[str] = field(default_factory=lambda: {*INPUTS_RESERVED})
-
-    def free(self, name: str) -> str:
-        while keyword.iskeyword(name) or name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
+    taken: Names = field(default_factory=lambda: Names(INPUTS_RESERVED))
 
     def value(self, name: str, value: Any, *, is_part: bool = False) -> None:
         """Write ``name = ...``. Raises CannotWrite for what has no form in a script: it is never
@@ -141,7 +134,7 @@ class InputsText:
         variables: dict[str, str] = {}
         for part, inner in construction.parts.items():
             if id(inner) not in self.made:  # nested tensors share their offsets
-                self.value(self.free(f"{name}_{part}"), inner, is_part=True)
+                self.value(self.taken.free(f"{name}_{part}"), inner, is_part=True)
             variables[part] = self.made[id(inner)][1]
         self.imports |= dict.fromkeys(construction.imports)
         return construction.text.format(**variables)
@@ -155,7 +148,7 @@ class InputsText:
         for storage, by_identity in groups.items():
             if len(group := list(by_identity.values())) < 2:
                 continue
-            self.taken.add(name := numbered("storage", self.taken))
+            name = self.taken.free("storage")
             largest = max(group, key=lambda value: value.numel() * value.dtype.itemsize)
             unit, start = max(value.dtype.itemsize for value in group), start_of(group)
             stop = max(layout_of(value, start).span * value.dtype.itemsize for value in group)
@@ -239,7 +232,7 @@ def write_inputs(
         device = max(devices, key=lambda name: (name != "cpu", devices[name]), default="cpu")
         for on_cpu in (False, True):
             text = InputsText(exactness, device, explicit, raw, on_cpu)
-            text.names = tuple(map(text.free, names))
+            text.names = tuple(map(text.taken.free, names))
             try:
                 text.storages(hints)
                 for name, value in zip(text.names, hints, strict=True):

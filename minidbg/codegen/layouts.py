@@ -100,31 +100,22 @@ def _gives(base: tuple[int, ...], text: str, layout: StridedLayout) -> bool:
 def _candidates(layout: StridedLayout) -> Iterator[tuple[tuple[int, ...], str]]:
     shape, stride = layout.shape, layout.stride
     if len(shape) > 1:
-        yield _permuted(layout)
+        dims = range(len(shape))
+        order = sorted(dims, key=lambda dim: (-stride[dim], shape[dim] == 1))
+        inverse = ", ".join(str(order.index(dim)) for dim in dims)
+        permuted = tuple(shape[dim] for dim in order)
+        yield permuted, ".t()" if len(dims) == 2 else f".permute({inverse})"
     if 0 in stride:
         base = tuple(1 if step == 0 else size for size, step in zip(shape, stride, strict=True))
         yield base, f".expand({', '.join(map(str, shape))})"
     elif shape and 0 not in shape and stride[-1] == 1:
-        yield _sliced(layout)
+        ratios = [outer // inner for outer, inner in itertools.pairwise(stride)]
+        base = (layout.offset // stride[0] + shape[0], *ratios)
+        parts, rest = [], layout.offset
+        for size, whole, step in zip(shape, base, contiguous_stride(base), strict=True):
+            start, rest = divmod(rest, step)
+            parts.append(f"{start or ''}:{'' if start + size == whole else start + size}")
+        while len(parts) > 1 and parts[-1] == ":":
+            parts.pop()
+        yield base, f"[{', '.join(parts)}]"
     yield (layout.span,), _strided(layout)
-
-
-def _permuted(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
-    dims = range(len(layout.shape))
-    order = sorted(dims, key=lambda dim: (-layout.stride[dim], layout.shape[dim] == 1))
-    inverse = ", ".join(str(order.index(dim)) for dim in dims)
-    text = ".t()" if len(dims) == 2 else f".permute({inverse})"
-    return tuple(layout.shape[dim] for dim in order), text
-
-
-def _sliced(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
-    ratios = [outer // inner for outer, inner in itertools.pairwise(layout.stride)]
-    base = (layout.offset // layout.stride[0] + layout.shape[0], *ratios)
-    parts, rest = [], layout.offset
-    for size, whole, step in zip(layout.shape, base, contiguous_stride(base), strict=True):
-        start, rest = divmod(rest, step)
-        stop = "" if start + size == whole else start + size
-        parts.append(f"{start or ''}:{stop}")
-    while len(parts) > 1 and parts[-1] == ":":
-        parts.pop()
-    return base, f"[{', '.join(parts)}]"

@@ -19,6 +19,7 @@ from minidbg.codegen.expressions import Expressions
 from minidbg.codegen.names import Names, fresh_class_name
 from minidbg.codegen.origins import location, users_frame
 from minidbg.core.errors import CannotWrite
+from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import lookup, nested_graphs, op_name, paired
 
 LINE_LENGTH = 100
@@ -31,9 +32,6 @@ ConstantExpression = Callable[[str, Tensor], str]
 
 Nested = Callable[[str, fx.GraphModule], str]
 """Name of an attribute and the graph that it is -> the expression that makes it."""
-
-Written = tuple[str, tuple[str, ...]]
-"""The text of a graph and the names of its inputs."""
 
 _text_numbers = itertools.count(1)
 
@@ -65,7 +63,7 @@ def write_module(gm: fx.GraphModule, *, constant_expression: ConstantExpression 
     ``parse.read_module`` gives the graph back exactly. Raises CannotWrite naming what has no form.
     """
     writer = _Writer(constant_expression)
-    return writer.source("Repro", *writer.write_class(gm, "Repro", ""))
+    return writer.source(gm, "Repro", writer.write_class(gm, "Repro", ""))
 
 
 class _Writer:
@@ -77,13 +75,15 @@ class _Writer:
         self._write = Expressions()
         self._constants: dict[str, Tensor] = {}
 
-    def source(self, name: str, text: str, input_names: tuple[str, ...]) -> ModuleSource:
+    def source(self, gm: fx.GraphModule, name: str, text: str) -> ModuleSource:
+        """What was written of ``gm``, the last graph to be written."""
         imports = tuple(sorted(self._write.imports))
+        input_names = tuple(map(self._write.value, gm.graph.find_nodes(op="placeholder")))
         kernels = list(self._write.kernels.texts.items())
         kernels.sort(key=lambda kernel: not kernel[1].startswith(("import ", "from ")))
         return ModuleSource(f"{text}\n", imports, input_names, self._constants, name, dict(kernels))
 
-    def write_class(self, gm: fx.GraphModule, name: str, path: str) -> Written:
+    def write_class(self, gm: fx.GraphModule, name: str, path: str) -> str:
         attributes = _attribute_names(gm)
         used = {*dir(nn.Module), *attributes.values()}
         blocks: list[str] = []
@@ -94,11 +94,11 @@ class _Writer:
 
         def nested(attribute: str, inner: fx.GraphModule) -> str:
             if attribute in bodies:  # dynamo takes only a graph as the body of a scan
-                builder, _ = self.write_builder(inner, f"build_{attribute}", f"{path}{attribute}.")
+                builder = self.write_builder(inner, f"build_{attribute}", f"{path}{attribute}.")
                 builders.append(f"\n{builder}\n")
                 return f"build_{attribute}()"
             used.add(name := fresh_class_name(attribute, used))
-            blocks.append(self.write_class(inner, name, f"{path}{attribute}.")[0])
+            blocks.append(self.write_class(inner, name, f"{path}{attribute}."))
             return f"self.{name}()"
 
         if statements := self._attributes(gm, attributes, path, "self", nested):
@@ -111,15 +111,15 @@ class _Writer:
         named = [node for node in gm.graph.nodes if node.op == "placeholder" or node.users]
         lines = self._with_names(named, set(), lambda: list(_forward(gm.graph, self._write)))
         body = textwrap.indent("\n\n".join([*blocks, "\n".join(lines)]), INDENT)
-        return f"class {name}(torch.nn.Module):\n{body}", self._input_names(gm.graph)
+        return f"class {name}(torch.nn.Module):\n{body}"
 
-    def write_builder(self, gm: fx.GraphModule, name: str, path: str) -> Written:
+    def write_builder(self, gm: fx.GraphModule, name: str, path: str) -> str:
         attributes, functions = _attribute_names(gm), Names((*_OWN_NAMES, "torch"))
         parts: list[str] = []
 
         def nested(attribute: str, inner: fx.GraphModule) -> str:
             name = functions.free(f"build_{attribute}")
-            parts.append(self.write_builder(inner, name, f"{path}{attribute}.")[0] + "\n")
+            parts.append(self.write_builder(inner, name, f"{path}{attribute}.") + "\n")
             return f"{name}()"
 
         statements = self._attributes(gm, attributes, path, "root", nested)
@@ -128,7 +128,7 @@ class _Writer:
         made = "graph_module" if self._own_names else "torch.fx.GraphModule"
         parts += ["root, g = torch.nn.Module(), torch.fx.Graph()", *statements, *lines]
         body = textwrap.indent("\n".join([*parts, f"return {made}(root, g)"]), INDENT)
-        return f"def {name}():\n{body}", self._input_names(gm.graph)
+        return f"def {name}():\n{body}"
 
     def _with_names(
         self, nodes: Sequence[fx.Node], taken: set[str], lines: Callable[[], list[str]]
@@ -145,9 +145,6 @@ class _Writer:
             written = lines()
             if write.roots.isdisjoint(by_node.values()):
                 return written
-
-    def _input_names(self, graph: fx.Graph) -> tuple[str, ...]:
-        return tuple(map(self._write.value, graph.find_nodes(op="placeholder")))
 
     def _builder_line(self, node: fx.Node) -> str:
         write = self._write
@@ -255,15 +252,16 @@ def listed(names: Sequence[str]) -> str:
     return textwrap.indent("\n".join(lines), INDENT)
 
 
-def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A live module of ``source``, such that ``torch.compile(fullgraph=True)`` takes it.
+def instantiate(source: ModuleSource) -> nn.Module:
+    """A live module of ``source``, with copies of its constants: one that ``torch.compile`` takes
+    as one graph.
 
-    ``constants`` is what the source calls ``constants`` (see ``by_name``), by default the source's
-    own tensors. The module that holds the class is importable as long as the instance lives.
+    The module that holds the class is importable as long as the instance lives.
     """
     name = f"minidbg_source_{next(_text_numbers)}"
     lines = ["import torch", *source.imports, "", *source.kernels.values(), "", source.text]
-    constants = source.constants if constants is None else constants
+    copies = clone_values(list(source.constants.values()))
+    constants = dict(zip(source.constants, copies, strict=True))
     try:
         made = run_as_module(name, "\n".join(lines), constants=constants)
         with torch.random.fork_rng(devices=[]):
@@ -297,4 +295,4 @@ def write_graph_builder(
     CannotWrite naming the part that has no form.
     """
     writer = _Writer(constant_expression, own_names)
-    return writer.source("graph", *writer.write_builder(gm, "graph", ""))
+    return writer.source(gm, "graph", writer.write_builder(gm, "graph", ""))

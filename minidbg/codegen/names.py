@@ -12,7 +12,7 @@ import keyword
 import re
 import sys
 from collections.abc import Iterable, Iterator, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -101,17 +101,13 @@ LOADED_WITH_TORCH = (
 """Modules that ``import torch`` brings; any other is imported by name."""
 
 
-class Reference(NamedTuple):
-    text: str
-    imports: str = ""
-
-
-_KNOWN: dict[int, tuple[Any, Reference]] = {}
+_KNOWN: dict[int, tuple[Any, tuple[str, str]]] = {}
 """By identity what Python or torch itself brings, which stays where it is, and how it is named."""
 
 
-def reference_to(value: Any) -> Reference:
-    """How to name ``value``, a function, class, operator or enum member, in another process.
+def reference_to(value: Any) -> tuple[str, str]:
+    """How to name ``value``, a function, class, operator or enum member, in another process, and
+    the statement that this needs, if any.
 
     Every answer was looked up again and gave ``value`` itself. Raises CannotWrite for what no name
     reaches: lambdas, local functions, functions of ``__main__``.
@@ -131,10 +127,13 @@ def reference_to(value: Any) -> Reference:
             continue
         if path.startswith("ops.higher_order.") and not type(value).__module__.startswith("torch."):
             # what defines a custom operator is known to the backend's reference
-            return Reference(text, f"import {type(value).__module__}")
+            return text, f"import {type(value).__module__}"
         if module != "builtins" and module not in LOADED_WITH_TORCH:
-            return Reference(text, f"import {module if module in sys.modules else root}")
-        reference = Reference(text.removeprefix("builtins."))
+            if walk(sys.modules.get(root), text.partition(".")[2]) is not value:
+                # a function may have the name of the package: torchao.quantization.quantize_
+                return path, f"from {module} import {path.partition('.')[0]}"
+            return text, f"import {module if module in sys.modules else root}"
+        reference = text.removeprefix("builtins."), ""
         if op_path is None:
             _KNOWN[id(value)] = value, reference
         return reference

@@ -38,21 +38,19 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def user_frames(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
-    """File, line and text of each user frame known for ``node``, the innermost first."""
-    trace = node.meta.get("stack_trace")
-    return _frames(trace) if isinstance(trace, str) else ()
+    """File, line and text of each frame known for ``node`` that is neither in torch nor generated,
+    the innermost first; a notebook's cells are the user's."""
+    return _frames(str(node.meta.get("stack_trace", "")))
 
 
 @functools.lru_cache(1 << 10)
 def _frames(trace: str) -> tuple[tuple[str, str, str], ...]:
-    """Those neither in torch nor generated; a notebook's cells are the user's."""
     lines = trace.split("\n")
     pairs = reversed(list(itertools.zip_longest(lines, lines[1:], fillvalue="")))
     matches = ((_FRAME.fullmatch(line), below.strip()) for line, below in pairs)
     frames = ((match[1], match[2], text) for match, text in matches if match)
-    return tuple(
-        frame for frame in frames if cell_name(frame[0]) or not frame[0].startswith((TORCH_FOLDER, "<"))
-    )
+    of_others = (TORCH_FOLDER, "<")
+    return tuple(f for f in frames if cell_name(f[0]) or not f[0].startswith(of_others))
 
 
 def location(node: fx.Node) -> str:

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import fx, nn
 
@@ -71,17 +72,12 @@ def _without_init(class_source: str) -> str:
     return ast.dump(tree)
 
 
-class _Index:
-    def __getitem__(self, index: Any) -> Any:
-        return index
-
-
 class _ForwardReader:
     def __init__(self, forward: Any, namespace: dict[str, Any], lines: Sequence[str]) -> None:
         self.graph = fx.Graph()
         self._namespace = namespace
         self._lines = lines
-        self._values: dict[str, Any] = {"self": _Index()}  # no node has this name
+        self._values: dict[str, Any] = {"self": numpy.s_}  # no node has this name
         names = (item for item in ast.walk(forward) if isinstance(item, ast.arg | ast.Name))
         self._free_names = Names(one.arg if isinstance(one, ast.arg) else one.id for one in names)
         for parameter in forward.args.args[1:]:

@@ -81,7 +81,7 @@ def target_of(node: fx.Node) -> str:
     if node.op != "call_function":
         return f".{node.target}" if node.op == "call_method" else "module"
     try:
-        return reference_to(node.target).text
+        return reference_to(node.target)[0]
     except CannotWrite:
         # a local function has no name that another process knows, but one to compare by
         name = getattr(node.target, "__qualname__", node.target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,9 +13,7 @@ from torch import Tensor
 
 from minidbg import torch_internals
 from minidbg.codegen.expressions import Expressions
-from minidbg.codegen.names import reference_to
 from minidbg.core.errors import CannotWrite
-from minidbg.fx.effects import walk
 from minidbg.fx.ranks import TENSOR, imports_of
 
 
@@ -114,16 +111,6 @@ CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {
 
 class _Values(Expressions):
     """Writes what a subclass keeps beside its tensors; plain dataclasses by their constructor."""
-
-    def reference(self, value: Any) -> str:
-        text, imported = reference_to(value)
-        module, (root, _, path) = imported.removeprefix("import "), text.partition(".")
-        # a function may have the name of the package: torchao.quantization.quantize_
-        if module and walk(sys.modules.get(root), path) is not value:
-            name = text.removeprefix(f"{module}.")
-            self.imports.add(f"from {module} import {name.partition('.')[0]}")
-            return name
-        return super().reference(value)
 
     def _torch_value(self, value: Any) -> str:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

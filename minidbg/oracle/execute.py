@@ -90,7 +90,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     ):
         outcome = run.judge(
             run.Runnable(
-                make_model=lambda: instantiate(source, fresh(source)),
+                make_model=lambda: instantiate(source),
                 make_inputs=lambda: tuple(clone_values(case.inputs)),
                 compiler=compiler,
                 spec=case.spec,
@@ -127,11 +127,6 @@ def written_module(case: Case) -> ModuleSource:
     if case.spec.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module)
     return write_module(case.graph_module)
-
-
-def fresh(source: ModuleSource) -> dict[str, torch.Tensor]:
-    """The source's constants for one run, which may write to them."""
-    return dict(zip(source.constants, clone_values(list(source.constants.values())), strict=True))
 
 
 def unless_another_graph(
