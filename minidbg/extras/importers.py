@@ -5,14 +5,13 @@ Which of several forms of a program fails is found by running each once, in a ch
 The files of torch's minifier are ``minifier_launcher.py``, ``repro.py`` and ``fx_graph_runnable``.
 Such a file sets options, defines a module and ``load_args``, and ends with a call of ``run_repro``
 of ``torch._dynamo.repro.after_dynamo`` or ``after_aot``. A child executes it as it is, with a
-``run_repro`` that writes what it is called with as cases. The storages that the file names are read
-where they are there, else torch makes values up.
+``run_repro`` that writes what it is called with as captures. The storages that the file names are
+read where they are there, else torch makes values up.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import logging
 import re
 import sys
@@ -26,14 +25,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors.numpy import save_file
-from safetensors.torch import load_file
 from torch import nn
 from torch.export import ExportedProgram
 
-from minidbg import oracle, torch_internals, workers
+from minidbg import oracle, repro, torch_internals, workers
 from minidbg.backends import run_as_module
-from minidbg.codegen import transport
+from minidbg.codegen.inputs import materialise, write_inputs
 from minidbg.core import errors
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, CompilerFn, Context, Level
@@ -135,23 +132,13 @@ def example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str,
     if program.example_inputs is not None:
         args, kwargs = program.example_inputs
         return tuple(args), dict(kwargs), []
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        names = program.graph_signature.user_inputs
-        nodes = program.graph.find_nodes(op="placeholder")
-        values = [stand_in_for_meta(node.meta["val"]) for node in nodes if node.name in names]
+    names = program.graph_signature.user_inputs
+    nodes = program.graph.find_nodes(op="placeholder")
+    metas = {node.name: node.meta["val"] for node in nodes if node.name in names}
+    values = materialise(write_inputs(list(metas.values()), list(metas)))
     in_spec = program.call_spec.in_spec
     args, kwargs = (values, {}) if in_spec is None else torch_internals.unflattened(values, in_spec)
     return tuple(args), dict(kwargs), [RANDOM]
-
-
-def stand_in_for_meta(meta: Any) -> Any:
-    if not isinstance(meta, torch.Tensor):
-        return torch_internals.hint(meta)
-    shape = [torch_internals.hint(size) for size in meta.shape]
-    if meta.is_floating_point() or meta.is_complex():
-        return torch.randn(shape).to(meta.device, meta.dtype)
-    return torch.randint(0, 2, shape, device=meta.device).to(meta.dtype)
 
 
 # --- repros of torch's minifier ---
@@ -206,11 +193,7 @@ def cases_of_torch_repro(
         if done.value["refused"]:
             raise UnreadableTorchRepro(f"{path}: {done.value['refused']}")
         for form in map(Path, done.value["forms"]):
-            storages = load_file(form.with_suffix(".safetensors"))
-            case = oracle.with_backend(
-                json.loads(form.read_text(encoding="utf-8")),
-                lambda key, dtype, device="cpu": storages[key].view(dtype).to(device),  # noqa: B023
-            )
+            case = repro.load(form)
             yield case
             if case.spec.context.grad and need_grad(case.inputs):
                 yield case.with_spec(backward=True)
@@ -295,11 +278,9 @@ class Execution:
             inner = form(backend_named(INNER), context=replace(context, grad=False))
             forms.append(inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT))
         for number, one in enumerate(forms):
-            parcel, path = transport.pack(one), self.folder / f"form_{number}.json"
-            path.write_text(json.dumps(parcel.table), encoding="utf-8")
-            arrays = {key: data.numpy() for key, data in parcel.storages.items()}
-            save_file(arrays, path.with_suffix(".safetensors"))
-            self.forms.append(str(path))
+            path = self.folder / f"form_{number}.py"
+            exact = partial(repro.write, form=repro.Form.CAPTURE, exactness=repro.Exactness.EXACT)
+            self.forms.append(str(exact(one, path, value_limit_bytes=sys.maxsize)))
         raise SystemExit
 
 

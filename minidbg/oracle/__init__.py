@@ -8,4 +8,3 @@ from minidbg.oracle.parcel import packed as packed
 from minidbg.oracle.parcel import pickled_for_children as pickled_for_children
 from minidbg.oracle.parcel import unpacked as unpacked
 from minidbg.oracle.parcel import warmup_for as warmup_for
-from minidbg.oracle.parcel import with_backend as with_backend

@@ -182,26 +182,18 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
     """Whether something that was tried works worse than the file says; a file that is missing is
     written. Raises BadSetting."""
     from minidbg.extras.hunt.judging import SampleResult
-    from minidbg.repro.header import toml
 
-    states = {cell: state for cell, (state, _) in sorted(hunted.table().items())}
-    known: dict[str, dict[str, str]] = {}
+    states = {" ".join(cell): state for cell, (state, _) in sorted(hunted.table().items())}
     if not expected.exists():
-        for cell, state in states.items():
-            if state.rank > SampleResult.OK.rank:
-                known.setdefault(cell.op, {})[f"{cell.dtype} {cell.device}"] = str(state)
-        how = "minidbg hunt BACKEND --expected THIS"
-        head = f"# What does not work, by minidbg hunt. To compare: {how}"
-        lines = [f"{json.dumps(op)} = {toml(row)}" for op, row in known.items()]
+        fails = (pair for pair in states.items() if pair[1].rank > SampleResult.OK.rank)
+        lines = (f"{json.dumps(cell)} = {json.dumps(state)}" for cell, state in fails)
+        head = "# What does not work. To compare: minidbg hunt BACKEND --expected THIS"
         replace_file(expected, "\n".join([head, "[ops]", *lines, ""]).encode())
         note(f"written: {expected}, what is expected from now on")
         return False
     try:
         known = tomllib.loads(expected.read_text(encoding="utf-8"))["ops"]
-        before = {
-            cell: SampleResult(known.get(cell.op, {}).get(f"{cell.dtype} {cell.device}", "ok"))
-            for cell in states
-        }
+        before = {cell: SampleResult(known.get(cell, "ok")) for cell in states}
     except (KeyError, ValueError, AttributeError) as error:
         raise BadSetting(
             f"{expected} was not written by hunt ({error}); delete it to write it anew"
@@ -209,6 +201,5 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
     worse = {cell for cell, state in states.items() if state.rank > before[cell].rank}
     for cell, state in states.items():
         if state is not before[cell] and state is not SampleResult.SKIPPED:
-            change = "worse" if cell in worse else "better"
-            note(f"{change}: {' '.join(cell)}: {state}, was {before[cell]}")
+            note(f"{'worse' if cell in worse else 'better'}: {cell}: {state}, was {before[cell]}")
     return bool(worse)

@@ -99,7 +99,7 @@ def test_what_is_expected_is_written_once_and_what_works_worse_is_told(
     first = hunt_with(add=SampleResult.WRONG, mul=SampleResult.UNSUPPORTED, sub=SampleResult.OK)
     assert [is_worse(first, file) for _ in range(2)] == [False, False]
     assert file.read_text().splitlines()[1:] == [
-        "[ops]", '"add" = {"float32 cpu" = "wrong"}', '"mul" = {"float32 cpu" = "unsupported"}',
+        "[ops]", '"add float32 cpu" = "wrong"', '"mul float32 cpu" = "unsupported"',
     ]  # fmt: skip
     capsys.readouterr()
     assert is_worse(hunt_with(add=SampleResult.OK, mul=SampleResult.FAILS, sub=SampleResult.OK), file)
