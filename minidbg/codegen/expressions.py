@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from minidbg import torch_internals
 from minidbg.codegen.names import is_plain_identifier, reference_to
@@ -53,19 +53,13 @@ def rounded(value: float) -> str:
     return text.removesuffix(".0")
 
 
-def tensor_literal(value: Tensor) -> str:
-    """Nested lists (a bare number for no dimension) from which ``torch.tensor`` makes ``value``.
-
-    ``value`` is ``[*S]`` of any dtype that has numbers; its stride is not kept.
-    """
-    return _nested(value.detach().tolist(), value.dtype, "")
-
-
-def _nested(items: Any, dtype: torch.dtype, margin: str) -> str:
+def tensor_literal(items: Any, dtype: torch.dtype, margin: str = "") -> str:
+    """Nested lists (a bare number for no dimension) from which ``torch.tensor`` makes what gave
+    ``items`` by ``tolist``, of any ``dtype`` that has numbers."""
     if not isinstance(items, list):
         return number_text(items, dtype)
     inner = margin + "    "
-    parts = [_nested(item, dtype, inner) for item in items]
+    parts = [tensor_literal(item, dtype, inner) for item in items]
     text = ", ".join(parts)
     if len(f"{margin}[{text}]") <= LINE:
         return f"[{text}]"

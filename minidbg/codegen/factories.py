@@ -76,13 +76,13 @@ class TensorFactory:
         if bool(sample.isnan().all()) or bool((sample == sample[0]).all()):
             yield self.full(value[(0,) * value.ndim].item())
         if is_index(value) and value.numel() <= FEW_VALUES:
-            yield self.tensor(tensor_literal(value))
+            yield self.tensor(tensor_literal(value.tolist(), self.dtype))
         if is_index(value) and value.dtype is not torch.bool:
             yield from self._counts(value)
         if not value.is_complex() and value.ndim > 1:
             yield from self._triangles(torch.unique(sample).tolist())
         if value.numel() <= most:
-            yield self.tensor(tensor_literal(value))
+            yield self.tensor(tensor_literal(value.tolist(), self.dtype))
 
     def _counts(self, value: Tensor) -> Iterator[str]:
         """A sequence along the last dimension, the same in each row."""

@@ -30,9 +30,6 @@ INDENT = "    "
 ConstantExpression = Callable[[str, Tensor], str]
 """Dotted name and tensor -> the expression that ``__init__`` evaluates to make it."""
 
-Nested = Callable[[str, fx.GraphModule], str]
-"""Name of an attribute and the graph that it is -> the expression that makes it."""
-
 _text_numbers = itertools.count(1)
 
 
@@ -166,10 +163,10 @@ class _Writer:
         return _commented(f"{variable} = {line}" if node.users else line, node)
 
     def _attributes(
-        self, gm: fx.GraphModule, names: Mapping[str, str], path: str, owner: str, nested: Nested
+        self, gm: fx.GraphModule, names: Mapping[str, str], path: str, owner: str, nested: Callable[..., str]
     ) -> list[str]:
-        """Statements that make what ``gm`` uses, as ``names`` of ``owner``; ``nested`` gives
-        the expression that makes a graph.
+        """Statements that make what ``gm`` uses, as ``names`` of ``owner``; ``nested`` gives for
+        such a name the expression that makes a graph.
 
         Raises CannotWrite naming the attribute that has no form.
         """

@@ -19,14 +19,11 @@ from minidbg.backends import run_as_module
 from minidbg.codegen.inputs import Exactness, as_scripts_do, bytes_to_store, write_inputs
 from minidbg.codegen.module_text import write_graph_builder
 from minidbg.codegen.names import identifier
-from minidbg.core.errors import CannotWrite
 from minidbg.core.records import record_of, table_of
 from minidbg.core.run_spec import Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
 
-NAMES = frozenset({"graph", "graph_module", "constants"})
-"""What the text of a graph uses itself."""
 NO_SIZE_LIMIT = 1 << 62
 _file_numbers = itertools.count(1)
 
@@ -55,9 +52,6 @@ def pack(case: Case, *, room_bytes: int = NO_SIZE_LIMIT) -> Parcel:
     """
     case = with_group(case)
     graph = write_graph_builder(case.graph_module, own_names=True)
-    if clashing := sorted(NAMES & graph.kernels.keys()):
-        part = f"the Triton kernel or global {clashing[0]}"
-        raise CannotWrite(part, "the text uses that name itself")
     # a constant and an input may share their memory
     values = [*case.inputs, *(value.detach() for value in graph.constants.values())]
     names = [*graph.input_names, *map(identifier, graph.constants)]

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from minidbg import torch_internals
+from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.modules import is_installed
 from minidbg.backends.statements import read_statements
 from minidbg.codegen.names import is_plain_identifier, numbered
@@ -22,6 +23,9 @@ from minidbg.fx.effects import walk
 
 USUAL_IMPORTS = {"triton": "triton", "tl": "triton.language"}
 """Custom names of modules: functions keep no local name only decorators and annotations use."""
+
+OF_TEXTS = {*OF_SCRIPTS, "backend", "constants", "graph_module"}
+"""Names that the texts of a graph use themselves."""
 
 
 class Definitions:
@@ -118,6 +122,9 @@ class Definitions:
     def _bind(self, name: str, text: str) -> None:
         if not is_plain_identifier(name):
             raise CannotWrite(f"the name {name}", "it is no plain identifier")
+        if name in OF_TEXTS:
+            why = "the script uses that name itself"
+            raise CannotWrite(f"the Triton kernel or global {name}", why)
         if self.texts.setdefault(name, text) != text:
             why = "the kernels of the graph use it for two different things"
             raise CannotWrite(f"the name {name}", why)

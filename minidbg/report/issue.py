@@ -27,10 +27,6 @@ from minidbg.report.details import ReproDetails
 from minidbg.report.stages import StageReport, find_stages, keep_stages
 
 RUN_SECONDS = 180.0
-
-
-# --- a bug report ---
-
 LOG_LINES = 60
 LONG_LINES = 150
 """A longer script is folded away."""

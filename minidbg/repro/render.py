@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 
 from minidbg.backends import assignment
-from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.statements import ANNOTATIONS, joined
 from minidbg.codegen import module_text
 from minidbg.codegen.expressions import quoted
@@ -106,8 +105,6 @@ def render(
 
     write = write_graph_builder if case.spec.call is CallPath.DIRECT else module_text.write_module
     model = write(case.graph_module, constant_expression=constant)
-    if clashing := sorted({"backend", *OF_SCRIPTS} & model.kernels.keys()):
-        raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
     inputs = write_inputs(case.inputs, model.input_names, exactness, explicit=explicit, raw=raw)
     stored |= inputs.stored
     told = docstring(case, values=values_line(stored), remark=remark, usage=USAGE[form])
@@ -143,10 +140,12 @@ def render(
         "header": header,
         "paths": paths,
         "not_judged": NOT_JUDGED_HERE,
+        "functions": (),
     }
     if runs:
         read = header_of(f'"""{told}"""\n{header}', Path("the header"))
-        variables["judge"] = selfcheck.ScriptJudge(case, read, model.text, judges=form is Form.SHORT)
+        judge = selfcheck.ScriptJudge(case, read, model.text, judges=form is Form.SHORT)
+        variables |= {"judge": judge, "functions": judge.functions()}
     text = fill(form.value, variables)
     if not raw:  # not for a crash record: the check takes longer than all the rest
         try:
