@@ -3,6 +3,7 @@ write; ``parse`` reads them back."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 import operator
@@ -253,6 +254,9 @@ class Expressions:
         of_triton = type(value).__module__.startswith("triton.")  # tl.float32
         if callable(value) or hasattr(type(value), "__members__") or of_triton:
             return self.reference(value)
+        if dataclasses.is_dataclass(value) and all(f.init for f in dataclasses.fields(value)):
+            inside = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            return f"{self.reference(type(value))}({self._arguments((), inside)})"
         cls = f"{type(value).__module__}.{type(value).__qualname__}"
         raise CannotWrite(f"an argument of type {cls}", "it has no literal form")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ def construction_of(value: Tensor, part: str) -> Construction:
 
 
 def _dtensor(value: Any) -> Construction:
-    placements = _Values().value(list(value.placements))
+    placements = Expressions().value(list(value.placements))
     # shards may be of unequal size, so that the whole is not as many times one of them
     rest = f"run_check=False, shape=torch.Size({list(value.shape)}), stride={tuple(value.stride())}"
     text = f"{TENSOR}.DTensor.from_local({{local}}, {{mesh}}, {placements}, {rest})"
@@ -78,7 +77,7 @@ def _by_unflatten(value: Any) -> Construction:
     ):  # a plain tensor of another type, and no wrapper around others
         return _as_subclass(value)
     names, context = value.__tensor_flatten__()
-    write = _Values()
+    write = Expressions()
     kind = write.reference(type(value))
     parts = {name.strip("_") or name: getattr(value, name) for name in names}
     inner = ", ".join(f'"{name}": {{{name.strip("_") or name}}}' for name in names)
@@ -92,7 +91,7 @@ OF_EVERY_CLASS = {"__module__", "__doc__", "__dict__", "__static_attributes__", 
 
 
 def _as_subclass(value: Any) -> Construction:
-    kind, write = type(value), _Values()
+    kind, write = type(value), Expressions()
     says_nothing = kind.__bases__ == (Tensor,) and not vars(kind).keys() - OF_EVERY_CLASS
     # its module may lie where no script finds it
     written = f'type("{kind.__name__}", (torch.Tensor,), {{{{}}}})'
@@ -107,17 +106,6 @@ CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {
     "torch.nested._internal.nested_tensor.NestedTensor": _jagged,
 }
 """Classes whose public constructor says more than ``__tensor_unflatten__``."""
-
-
-class _Values(Expressions):
-    """Writes what a subclass keeps beside its tensors; plain dataclasses by their constructor."""
-
-    def _torch_value(self, value: Any) -> str:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [field.name for field in dataclasses.fields(value) if field.init]
-            inside = ", ".join(f"{name}={self.value(getattr(value, name))}" for name in names)
-            return f"{self.reference(type(value))}({inside})"
-        return super()._torch_value(value)
 
 
 def plain_stand_in(value: Tensor) -> Tensor | None:

@@ -19,7 +19,7 @@ import tempfile
 import traceback
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -210,18 +210,20 @@ def list_forms(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     return {"refused": execution.run(), "forms": execution.forms, "skipped": execution.skipped}
 
 
+@dataclass
 class Execution:
-    """A file of torch's minifier in a process that is the file's from now on."""
+    """A file of torch's minifier in a process that is the file's from now on; ``folder`` is for the
+    cases, ``replacing`` is wanted instead of the file's backend."""
 
-    def __init__(self, path: Path, folder: Path, replacing: ChosenBackend | None) -> None:
-        """``folder`` is for the cases; ``replacing`` is wanted instead of the file's backend."""
-        self.path, self.folder, self.replacing = path, folder, replacing
-        self.forms: list[str] = []
-        self.skipped: list[str] = []
-        sys.argv[:], sys.path[:0] = [str(path)], [str(path.parent)]
-        torch_internals.replace_run_repro(self.record)
+    path: Path
+    folder: Path
+    replacing: ChosenBackend | None
+    forms: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
     def run(self) -> str:
+        sys.argv[:], sys.path[:0] = [str(self.path)], [str(self.path.parent)]
+        torch_internals.replace_run_repro(self.record)
         lines = self.path.read_text(encoding="utf-8").splitlines()
         while True:
             try:

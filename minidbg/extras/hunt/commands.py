@@ -9,7 +9,7 @@ import os
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,13 @@ LETTERS = {
 JOBS = min(4, HERE.processors())
 
 
-def csv(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of an option that may be repeated, and may hold several with commas between."""
-    return tuple(word for text in given for word in text.split(",") if word)
+def words(name: str, text: str, **more: Any) -> Callable[[output.FC], output.FC]:
+    """An option that may be repeated, and may hold several words with commas between."""
+
+    def split(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(word for text in given for word in text.split(",") if word)
+
+    return click.option(name, multiple=True, callback=split, help=text, **more)
 
 
 def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
@@ -54,21 +58,9 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 
 @click.command()
 @click.argument("backend")
-@click.option(
-    "--ops",
-    multiple=True,
-    callback=csv,
-    help="Only ops with these names or patterns: 'nn.functional.*,add'.",
-)
-@click.option("--dtypes", multiple=True, callback=csv, help="Only these dtypes: float32,int64,...")
-@click.option(
-    "--devices",
-    multiple=True,
-    callback=csv,
-    default=("cpu",),
-    show_default=True,
-    help="Devices to run on: cpu,cuda,...",
-)
+@words("--ops", "Only ops with these names or patterns: 'nn.functional.*,add'.")
+@words("--dtypes", "Only these dtypes: float32,int64,...")
+@words("--devices", "Devices to run on: cpu,cuda,...", default=("cpu",), show_default=True)
 @click.option(
     "--option",
     "options",
