@@ -96,7 +96,15 @@ class InputsText:
                 raise CannotWrite(f"input {name}", f"it holds {refusal.part}") from refusal
             self.imports |= dict.fromkeys(sorted(write.imports))
         elif is_constructed(value):
-            self.lines.append(f"{name} = {flagged(value, self.constructed(name, value))}")
+            construction = construction_of(value, f"input {name}")
+            variables: dict[str, str] = {}
+            for part, inner in construction.parts.items():
+                if id(inner) not in self.made:  # nested tensors share their offsets
+                    self.value(self.taken.free(f"{name}_{part}"), inner, is_part=True)
+                variables[part] = self.made[id(inner)][1]
+            self.imports |= dict.fromkeys(construction.imports)
+            text = construction.text.format(**variables)
+            self.lines.append(f"{name} = {flagged(value, text)}")
         elif value.is_mkldnn:
             dense = value.detach().to_dense()
             is_exact = wanted_exact(dense, self.exactness)
@@ -128,16 +136,6 @@ class InputsText:
                 body = (textwrap.indent(line, "    ") for line in lines)
                 lines = ["with torch.inference_mode():", *body]
             self.lines += lines
-
-    def constructed(self, name: str, value: Tensor) -> str:
-        construction = construction_of(value, f"input {name}")
-        variables: dict[str, str] = {}
-        for part, inner in construction.parts.items():
-            if id(inner) not in self.made:  # nested tensors share their offsets
-                self.value(self.taken.free(f"{name}_{part}"), inner, is_part=True)
-            variables[part] = self.made[id(inner)][1]
-        self.imports |= dict.fromkeys(construction.imports)
-        return construction.text.format(**variables)
 
     def storages(self, values: Iterable[Any]) -> None:
         """Write the bases of the storages that several of ``values`` lie in."""

@@ -94,18 +94,15 @@ def read_exported(path: Path) -> ExportedProgram:
 
     Raises UnreadableProgram.
     """
+    if not zipfile.is_zipfile(path):
+        raise UnreadableProgram(f"{path}: not an archive of torch.export")
     try:
-        if not zipfile.is_zipfile(path):
-            raise UnreadableProgram(f"{path}: not an archive of torch.export")
         return torch_internals.load_exported(path)
     except errors.MinidbgError:
         raise
-    except OSError as error:
-        raise UnreadableProgram(f"{path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged or foreign archive fails anywhere in torch's reader
-        raise UnreadableProgram(
-            f"{path}: torch.export cannot load it ({type(error).__name__}: {failure_head(error)})"
-        ) from error
+        what = f"torch.export cannot load it ({type(error).__name__}: {failure_head(error)})"
+        raise UnreadableProgram(f"{path}: {getattr(error, 'strerror', None) or what}") from error
 
 
 def cases_of_exported(program: ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:
