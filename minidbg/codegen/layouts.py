@@ -34,15 +34,9 @@ class StridedLayout:
         return flat.as_strided(self.shape, self.stride, self.offset)
 
     @property
-    def is_contiguous(self) -> bool:
-        return self.offset == 0 and self.stride == contiguous_stride(self.shape)
-
-    @property
     def shows_all(self) -> bool:
         """Whether each element from the storage's beginning to the last one used is seen, by one
         index but for expanded dims."""
-        if self.is_contiguous:
-            return True
         # what has neither gaps nor overlaps is what a copy keeps the strides of
         once = [size if step else 1 for size, step in zip(self.shape, self.stride, strict=True)]
         like = torch.empty_strided(once, self.stride, device="meta")
@@ -72,8 +66,6 @@ def start_of(values: Sequence[Tensor]) -> int:
 
 def view_of(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
     """A contiguous base's shape, and the text of the first view of it giving ``layout`` on meta."""
-    if layout.is_contiguous:
-        return layout.shape, ""
     return next(found for found in _candidates(layout) if _gives(*found, layout))
 
 
@@ -99,6 +91,7 @@ def _gives(base: tuple[int, ...], text: str, layout: StridedLayout) -> bool:
 
 def _candidates(layout: StridedLayout) -> Iterator[tuple[tuple[int, ...], str]]:
     shape, stride = layout.shape, layout.stride
+    yield shape, ""
     if len(shape) > 1:
         dims = range(len(shape))
         order = sorted(dims, key=lambda dim: (-stride[dim], shape[dim] == 1))

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from minidbg.backends import run_as_module
 from minidbg.codegen.expressions import Expressions
-from minidbg.codegen.names import Names, fresh_class_name
+from minidbg.codegen.names import Names
 from minidbg.codegen.origins import location, users_frame
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.copying import clone_values
@@ -82,7 +82,7 @@ class _Writer:
 
     def write_class(self, gm: fx.GraphModule, name: str, path: str) -> str:
         attributes = _attribute_names(gm)
-        used = {*dir(nn.Module), *attributes.values()}
+        classes = Names((*dir(nn.Module), *attributes.values()))
         blocks: list[str] = []
         builders: list[str] = []
         scans = (node for node in gm.graph.nodes if op_name(node) == "scan")
@@ -94,7 +94,8 @@ class _Writer:
                 builder = self.write_builder(inner, f"build_{attribute}", f"{path}{attribute}.")
                 builders.append(f"\n{builder}\n")
                 return f"build_{attribute}()"
-            used.add(name := fresh_class_name(attribute, used))
+            words = attribute.split("_")
+            name = classes.free("".join(word[:1].upper() + word[1:] for word in words))
             blocks.append(self.write_class(inner, name, f"{path}{attribute}."))
             return f"self.{name}()"
 

@@ -75,13 +75,6 @@ class Names:
         return name
 
 
-def fresh_class_name(attribute: str, used: set[str]) -> str:
-    words = _NOT_IN_NAMES.sub("_", attribute).split("_")
-    base = "".join(word[:1].upper() + word[1:] for word in words)
-    base = base if base and not base[0].isdigit() else f"Graph{base}"
-    return numbered(base, used | RESERVED)
-
-
 def numbered(name: str, used: Set[str]) -> str:
     further = (f"{name}_{number}" for number in itertools.count(1))
     return next(one for one in itertools.chain([name], further) if one not in used)
