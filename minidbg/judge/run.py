@@ -7,6 +7,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -150,11 +151,10 @@ def run_compiled(
     spec = runnable.spec
     doing, direction, direct = "compile", "forward", spec.call is CallPath.DIRECT
 
-    def now(what: str, way: str) -> bool:
+    def now(what: str, way: str) -> None:
         nonlocal doing, direction
         doing, direction = what, way
         note(f"{what} {way}")
-        return True
 
     try:
         now("compile", "forward")
@@ -165,8 +165,8 @@ def run_compiled(
         else:
             function = compile_by_torch(compiler, model, inputs, spec)
         torch.manual_seed(SEED)
-        goes_on = lambda left: now("runtime", "backward")  # noqa: E731
-        left = left_by_run(function, model, inputs, backward=spec.backward, goes_on=goes_on)
+        then = partial(now, "runtime", "backward")
+        left = left_by_run(function, model, inputs, backward=spec.backward, before_backward=then)
     except (KeyboardInterrupt, TorchNameMissing):
         raise
     except BaseException as error:  # noqa: BLE001 - a backend's error, SystemExit too, is an answer
@@ -273,30 +273,26 @@ def left_by_run(
     inputs: tuple[Any, ...],
     *,
     backward: bool,
-    goes_on: Callable[[dict[str, Any]], bool] = lambda left: True,
+    before_backward: Callable[[], object] = lambda: None,
     may_refuse: bool = False,
 ) -> dict[str, Any]:
-    """What a call of ``function``, ``model`` in some form, leaves: outputs, inputs, gradients.
-
-    No gradients where ``goes_on`` is false of what the forward left behind; None where
-    ``may_refuse`` and their backward fails.
-    """
+    """What a call of ``function``, ``model`` in some form, leaves: outputs, inputs, gradients; None
+    for these where ``may_refuse`` and their backward fails."""
     sources = gradient_sources(model, inputs) if backward else {}
     outputs = function(*inputs)
     devices.synchronize((*inputs, *tensors_in(outputs)))
-    left = left_behind(outputs, model, inputs, {})
+    gradients: dict[str, Any] | None = None
     try:
-        gradients = gradients_of(outputs, sources, lambda: goes_on(left))
+        gradients = gradients_of(outputs, sources, before_backward)
     except (RuntimeError, NotImplementedError):
         if not may_refuse:
             raise
-        return {**left, "gradients": None}
-    devices.synchronize(gradients.values())
-    return {**left, "gradients": gradients}
+    devices.synchronize((gradients or {}).values())
+    return left_behind(outputs, model, inputs, gradients)
 
 
 def left_behind(
-    outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any]
+    outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any] | None
 ) -> dict[str, Any]:
     after = {str(i): value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
     after |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -320,16 +316,15 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def gradients_of(
-    outputs: Any, sources: dict[str, Any], goes_on: Callable[[], bool] = lambda: True
+    outputs: Any, sources: dict[str, Any], before_backward: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
     """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run
-    draws; none unless it ``goes_on``."""
+    draws."""
     roots = [(index, root) for index, root in enumerate(tensors_in(outputs)) if root.requires_grad]
     if not (roots and sources):
         return {}
     cotangents = [cotangent_for(root, index) for index, root in roots]
-    if not goes_on():
-        return {}
+    before_backward()
     with without_autocast():
         found = torch.autograd.grad(
             [root for _, root in roots], list(sources.values()), cotangents, allow_unused=True
