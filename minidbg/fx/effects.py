@@ -120,15 +120,6 @@ def leaves_state(node: fx.Node) -> bool:
     return node.op == "call_function" and op_name(node).endswith(LEAVE_STATE)
 
 
-def keeps_state(module: torch.nn.Module) -> bool:
-    """Whether calling ``module`` may change buffers of its own; what is not from torch.nn may."""
-    return any(
-        not type(inner).__module__.startswith("torch.nn.")
-        or bool(getattr(inner, "track_running_stats", False) and inner.training)
-        for inner in module.modules()
-    )
-
-
 def walk(start: Any, path: str) -> Any:
     """``start.path``, or None when a part is missing."""
     for part in path.split("."):

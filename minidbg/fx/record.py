@@ -31,7 +31,6 @@ from minidbg.fx.effects import (
     fact_of,
     graph_attribute,
     is_call,
-    keeps_state,
     mode_of,
     op_name,
     tensors_in,
@@ -132,8 +131,7 @@ class Recording:
 
     ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each
     time. ``around`` gives the modes in which the graph runs: autocast, grad mode; by default those
-    of the moment. ``parent`` is a recording of a graph that this one was cut out of, so that less
-    has to be found out again; ``same_values`` says that each node computes what it did there.
+    of the moment.
     """
 
     def __init__(
@@ -141,8 +139,6 @@ class Recording:
         graph_module: fx.GraphModule,
         inputs: Sequence[Any],
         *,
-        parent: Recording | None = None,
-        same_values: bool = False,
         around: ModeContext = nullcontext,
     ) -> None:
         self.graph_module, self.inputs = graph_module, tuple(inputs)
@@ -150,21 +146,16 @@ class Recording:
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
         self.index = {node: position for position, node in enumerate(self.nodes)}
-        harmless: set[str] = set()
-        if parent is not None:
-            harmless = {node.name for node in parent.nodes if node not in parent.writing}
         self.writing: dict[fx.Node, list[fx.Node]] = {
             node: targets
             for node in self.nodes
-            if is_call(node)
-            and node.name not in harmless
-            and (targets := list(dict.fromkeys(written_arguments(graph_module, node))))
+            if is_call(node) and (targets := list(dict.fromkeys(written_arguments(graph_module, node))))
         }
         """Nodes that may write to values that they did not make, with the nodes of those values."""
         self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
-        self.around: ModeContext = parent.around if parent else around
-        with self.around():
-            self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
+        self.around = around
+        with around():
+            self.grad = torch.is_grad_enabled()
         self._random_states = generator_states(self.inputs)
         self.last_use = {
             node: max((self.index[user] for user in node.users), default=self.index[node])
@@ -178,8 +169,6 @@ class Recording:
         self._cloned = written_names(graph_module, self.inputs) if self.writing else frozenset()
         """Names of placeholders and attributes that the graph may write to."""
         self._in_use: dict[NodeAt, weakref.ref[Tensor]] = {}
-        if parent and same_values and (inherited := self._inherited(parent)):
-            self._value_facts = inherited
 
     # --- what is known about the nodes ---
 
@@ -192,36 +181,10 @@ class Recording:
     def failure(self) -> EagerFailure | None:
         return self._value_facts.failure
 
-    def _inherited(self, parent: Recording) -> ValueFacts | None:
-        """What the same nodes of ``parent`` showed; None when one is not known there."""
-        at = {node.name: position for position, node in enumerate(self.nodes)}
-        known = {node.name: node for node in parent.facts}
-        wanted = (node.name for node in self.nodes[:-1] if node.op != "placeholder" or self.writing)
-        if not known.keys() >= set(wanted):
-            return None
-        gathered = ValueFacts()
-        for node in self.nodes[:-1]:
-            is_input = node.op == "placeholder"
-            gathered.facts[node] = (
-                fact_of(self.input_of[node]) if is_input else parent.facts[known[node.name]]
-            )
-            if self.writing:
-                gathered.storages[node] = parent.storages[known[node.name]]
-        for storage, positions in parent.writes.items():
-            names = (parent.nodes[position].name for position in positions)
-            if here := [at[name] for name in names if name in at]:
-                gathered.writes[storage] = here
-        return gathered
-
     @property
     def storages(self) -> dict[fx.Node, frozenset[int]]:
         """Serial numbers of the storages behind each value; empty when nothing is ever written."""
         return self._value_facts.storages
-
-    @property
-    def writes(self) -> dict[int, list[int]]:
-        """Serial number of a storage to the positions that write to it."""
-        return self._value_facts.writes
 
     def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
         """The nodes before position ``before`` that write to the value of ``node``."""
@@ -352,17 +315,12 @@ class Recording:
                 return node.target(*args, **kwargs)  # type: ignore[operator]
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            return self._module(node, modules)(*args, **kwargs)
+            name = str(node.target)
+            if name not in modules:  # a copy for this run: a call may change its buffers
+                modules[name] = copy.deepcopy(self.graph_module.get_submodule(name))
+            return modules[name](*args, **kwargs)
         except Exception as error:  # the graph is foreign code: its failure is an answer
             raise EagerFailure(node, error) from error
-
-    def _module(self, node: fx.Node, modules: dict[str, torch.nn.Module]) -> torch.nn.Module:
-        """The submodule that ``node`` calls; a copy for this run when its buffers may change."""
-        name = str(node.target)
-        if name not in modules:
-            module = self.graph_module.get_submodule(name)
-            modules[name] = copy.deepcopy(module) if keeps_state(module) else module
-        return modules[name]
 
     def _fresh_inputs(self) -> list[Any]:
         """The inputs, cloned where the graph writes to them; aliasing among the clones is kept."""

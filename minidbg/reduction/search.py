@@ -216,11 +216,8 @@ class Search:
     @property
     def recording(self) -> Recording:
         if self._recording is None or self._recording[0] is not self.best:
-            parent = self._recording[1] if self._recording else None
-            best, values = self.best, self.best.inputs
-            same = best.faithful
-            new = Recording(best.graph_module, values, parent=parent, same_values=same, around=self.around)
-            self._recording = (best, new)
+            best = self.best
+            self._recording = best, Recording(best.graph_module, best.inputs, around=self.around)
         return self._recording[1]
 
     def cut(
