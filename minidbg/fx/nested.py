@@ -8,6 +8,7 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -26,7 +27,7 @@ from minidbg.fx.effects import (
     nodes_in,
     op_name,
 )
-from minidbg.fx.pieces import is_tensor, is_unpacking, rewritten, with_graph_inlined, with_graphs
+from minidbg.fx.pieces import copy_node, is_tensor, is_unpacking, rewritten
 from minidbg.fx.record import EagerFailure, Recording
 
 
@@ -49,7 +50,7 @@ def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 def operands(node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
     """What ``node`` hands to each input of ``branch``; None when it has too few arguments."""
     given = [value for value in _leaves(node.args) if not is_graph(value)]
-    count = len(_inputs(branch))
+    count = len(branch.graph.find_nodes(op="placeholder"))
     return given[len(given) - count :] if count <= len(given) else None
 
 
@@ -61,15 +62,42 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _inputs(graph_module: fx.GraphModule) -> list[fx.Node]:
-    return list(graph_module.graph.find_nodes(op="placeholder"))
-
-
 def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphModule | None:
     """``graph_module`` with the nested graph at ``path`` for ``node``; None if operands misfit."""
     branch = dict(branches(node))[path]
     given = operands(node, branch)
-    return None if given is None else with_graph_inlined(graph_module, node, branch, path, given)
+    if given is None:
+        return None
+    graph = fx.Graph()
+    new: dict[fx.Node, Any] = {}
+    for old in graph_module.graph.nodes:
+        is_part = old.target is operator.getitem and old.args[0] is node
+        if old is node:
+            new[old] = _append_graph(graph, branch, path, fx.map_arg(given, new.__getitem__))
+        elif is_part and isinstance(new[node], tuple | list):
+            new[old] = new[node][old.args[1]]
+        else:
+            new[old] = copy_node(graph, old, new.__getitem__)
+    for fetch in graph.find_nodes(op="get_attr"):
+        if not fetch.users:
+            graph.erase_node(fetch)
+    return torch_internals.lazy_graph_module(graph_module, graph)
+
+
+def _append_graph(graph: fx.Graph, inner: fx.GraphModule, path: str, given: Sequence[Any]) -> Any:
+    """Append the nodes of ``inner``; what comes back is its result in terms of the new nodes."""
+    new: dict[fx.Node, Any] = {}
+    values = iter(given)
+    for node in inner.graph.nodes:
+        if node.op == "placeholder":
+            new[node] = next(values)
+        elif node.op == "output":
+            return fx.map_arg(node.args[0], new.__getitem__)
+        else:
+            new[node] = copy_node(graph, node, new.__getitem__)
+            if node.op in ("get_attr", "call_module"):
+                new[node].target = f"{path}.{node.target}"
+    raise AssertionError("a graph has an output node")
 
 
 Route: TypeAlias = tuple[str, ...]
@@ -84,18 +112,16 @@ def all_graphs(graph_module: fx.GraphModule, route: Route = ()) -> Iterator[tupl
         yield from all_graphs(branch, (*route, path))
 
 
-def nested_graph_at(graph_module: fx.GraphModule, route: Route) -> fx.GraphModule | None:
-    return next((graph for at, graph in all_graphs(graph_module) if at == route), None)
-
-
 def with_level(graph_module: fx.GraphModule, route: Route, inner: fx.GraphModule) -> fx.GraphModule:
     """``graph_module`` with ``inner`` at the end of ``route``; graphs on the way are made anew."""
     if not route:
         return inner
     path, *rest = route
-    branch = graph_module.get_submodule(path)
-    assert isinstance(branch, fx.GraphModule)
-    return with_graphs(graph_module, {path: with_level(branch, tuple(rest), inner)})
+    made = rewritten(graph_module)
+    branch: Any = made.get_submodule(path)
+    owner, _, name = path.rpartition(".")
+    setattr(made.get_submodule(owner), name, with_level(branch, tuple(rest), inner))
+    return made
 
 
 IN_ROWS = {"map_impl": 1, "scan": 2}
@@ -198,7 +224,8 @@ def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:
 
 def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
     """Zeros for each input of ``branch``, of its traced shapes; None where one is no tensor."""
-    examples: list[Any] = [node.meta.get("example_value") for node in _inputs(branch)]
+    inputs = branch.graph.find_nodes(op="placeholder")
+    examples: list[Any] = [node.meta.get("example_value") for node in inputs]
     if not all(isinstance(example, torch.Tensor) for example in examples):
         return None
     return [

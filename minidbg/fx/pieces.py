@@ -107,58 +107,6 @@ def with_attributes_lifted(graph_module: fx.GraphModule, paths: Sequence[str]) -
     return torch_internals.lazy_graph_module(graph_module, graph)
 
 
-def with_graphs(graph_module: fx.GraphModule, new: Mapping[str, fx.GraphModule]) -> fx.GraphModule:
-    """``graph_module`` with other nested graphs at these attribute paths."""
-    made = rewritten(graph_module)
-    for path, graph in new.items():
-        owner, _, name = path.rpartition(".")
-        setattr(made.get_submodule(owner), name, graph)
-    return made
-
-
-def with_graph_inlined(
-    graph_module: fx.GraphModule, node: fx.Node, inner: fx.GraphModule, path: str, given: Sequence[Any]
-) -> fx.GraphModule:
-    """``graph_module`` with the graph of ``inner``, attribute at ``path``, for the call ``node``.
-
-    ``given`` is what each input of ``inner`` gets, in terms of the old nodes.
-    """
-    graph = fx.Graph()
-    new: dict[fx.Node, Any] = {}
-    for old in graph_module.graph.nodes:
-        is_part = old.target is operator.getitem and old.args[0] is node
-        if old is node:
-            new[old] = _append_graph(graph, inner, path, fx.map_arg(list(given), new.__getitem__))
-        elif is_part and isinstance(new[node], tuple | list):
-            new[old] = new[node][old.args[1]]
-        else:
-            new[old] = copy_node(graph, old, new.__getitem__)
-    drop_unused_attributes(graph)
-    return torch_internals.lazy_graph_module(graph_module, graph)
-
-
-def _append_graph(graph: fx.Graph, inner: fx.GraphModule, path: str, given: Sequence[Any]) -> Any:
-    """Append the nodes of ``inner``; what comes back is its result in terms of the new nodes."""
-    new: dict[fx.Node, Any] = {}
-    values = iter(given)
-    for node in inner.graph.nodes:
-        if node.op == "placeholder":
-            new[node] = next(values)
-        elif node.op == "output":
-            return fx.map_arg(node.args[0], new.__getitem__)
-        else:
-            new[node] = copy_node(graph, node, new.__getitem__)
-            if node.op in ("get_attr", "call_module"):
-                new[node].target = f"{path}.{node.target}"
-    raise AssertionError("a graph has an output node")
-
-
-def drop_unused_attributes(graph: fx.Graph) -> None:
-    for node in graph.find_nodes(op="get_attr"):
-        if not node.users:
-            graph.erase_node(node)
-
-
 def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
     """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole
     argument, an end of a slice or in a dict.

@@ -200,7 +200,7 @@ def drop_nested_nodes(search: Search) -> Iterator[GraphEdit]:
     """
     for route in [route for route, _ in nested.all_graphs(search.best.graph_module)][1:]:
         yield partial(_without_inner_modes, route=route)
-        branch = nested.nested_graph_at(search.best.graph_module, route)
+        branch = dict(nested.all_graphs(search.best.graph_module)).get(route)
         for node in reversed(list(branch.graph.nodes) if branch else []):
             inputs = branch.graph.find_nodes(op="placeholder") if branch and is_call(node) else ()
             for source in dict.fromkeys([*node.all_input_nodes, *inputs]) if inputs else ():
@@ -208,7 +208,7 @@ def drop_nested_nodes(search: Search) -> Iterator[GraphEdit]:
 
 
 def _without_inner_modes(search: Search, route: nested.Route) -> Candidate | None:
-    branch = nested.nested_graph_at(search.best.graph_module, route)
+    branch = dict(nested.all_graphs(search.best.graph_module)).get(route)
     plain = nested.without_grad_modes(branch) if branch else None
     return _edited(search, nested.with_level(search.best.graph_module, route, plain)) if plain else None
 
