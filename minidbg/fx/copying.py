@@ -20,19 +20,6 @@ from minidbg.fx.pieces import copy_node
 
 
 @contextlib.contextmanager
-def pausing_gc() -> Iterator[None]:
-    """A block in which Python's collector of cycles does not run: over thousands of new nodes it
-    takes longer than making them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@contextlib.contextmanager
 def freezing_gc() -> Iterator[None]:
     """Freeze the objects that exist, so that gc scans only new ones in the block: a large graph and
     torch itself are many."""
@@ -167,33 +154,25 @@ _OF_ONE_GRAPH = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", 
 """Attributes of a GraphModule that belong to its graph, not to the module."""
 
 
-def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy of ``graph`` with the same names and shallow copies of each node's meta."""
-    new = fx.Graph()
+def copy_graph_module(gm: fx.GraphModule, done: dict[int, fx.GraphModule] | None = None) -> fx.GraphModule:
+    """A copy of ``gm`` whose graphs, nested ones included, can be edited without touching ``gm``.
+
+    Tensors and submodules that are no graph modules are shared. Names of nodes stay; what dynamo
+    has put on the module and its nodes comes along, and each node's meta as a shallow copy. The
+    copy writes its Python code only when it is called. ``done``: copies by the id of what they are
+    of.
+    """
+    done = {} if done is None else done
+    if id(gm) in done:
+        return done[id(gm)]
+    graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        made = copies[node] = copy_node(new, node, copies.__getitem__)
+    for node in gm.graph.nodes:
+        made = copies[node] = copy_node(graph, node, copies.__getitem__)
         # AOTAutograd asserts that _dynamo_source is there when the module has _param_name_to_source
         if "_dynamo_source" in node.__dict__:
             made.__dict__["_dynamo_source"] = node.__dict__["_dynamo_source"]
-    new.set_codegen(copy.copy(graph._codegen))
-    return new
-
-
-def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy of ``gm`` whose graphs, nested ones included, can be edited without touching ``gm``.
-
-    Tensors and submodules that are no graph modules are shared. Attributes that dynamo has put on
-    the module and its nodes come along. The copy writes its Python code only when it is called.
-    """
-    with pausing_gc():
-        return _copy(gm, {})
-
-
-def _copy(gm: fx.GraphModule, done: dict[int, fx.GraphModule]) -> fx.GraphModule:
-    if id(gm) in done:
-        return done[id(gm)]
-    graph = copy_graph(gm.graph)
+    graph.set_codegen(copy.copy(gm.graph._codegen))
     new = done[id(gm)] = torch_internals.lazy_graph_module(gm, graph, type(gm).__name__)
     new.meta = copy.copy(getattr(gm, "meta", {}))
     for name, value in vars(gm).items():
@@ -211,7 +190,7 @@ def _copy_nested(module: Any, done: dict[int, fx.GraphModule]) -> None:
     """Replace graph modules below ``module`` by copies; containers between are the copy's own."""
     for name, child in list(module._modules.items()):
         if isinstance(child, fx.GraphModule):
-            module._modules[name] = _copy(child, done)
+            module._modules[name] = copy_graph_module(child, done)
         elif child is not None and any(isinstance(sub, fx.GraphModule) for sub in child.modules()):
             own = module._modules[name] = copy.copy(child)
             vars(own)["_modules"] = dict(child._modules)
