@@ -11,7 +11,6 @@ import operator
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.copying import pausing_gc, with_history
+from minidbg.fx.copying import with_history
 from minidbg.fx.effects import Fact, FactType, Mode, blocks, is_call, leaves_state, mode_of
 from minidbg.fx.pieces import (
     CannotExtract,
@@ -39,54 +38,13 @@ from minidbg.fx.pieces import (
 from minidbg.fx.record import EagerFailure, Recording
 
 
-def extract(recording: Recording, keep: Set[fx.Node], **how: Any) -> Piece:
-    """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input
-    with its recorded value.
-
-    ``how`` are the arguments of ``plan_piece``. Raises CannotExtract.
-    """
-    made = plan_piece(recording, keep, **how)
-    graph_module = build(made)
-    try:
-        whole = recording.values([(at, node) for (node, _, _), at in made.lifted.items()])
-    except EagerFailure as failure:
-        raise CannotExtract(str(failure)) from failure
-    values = [part_of(value, path) for value, (_, _, path) in zip(whole, made.lifted, strict=True)]
-    if recording.writing:
-        values = list(map(with_history, values))
-    plain = [recording.input_of[node] for node in made.placeholders]
-    origins: list[PieceKey] = [(node, 0, ()) for node in made.placeholders]
-    return Piece(graph_module, (*plain, *values), (*origins, *made.lifted), made.faithful)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What goes into a new graph, which is built after: placeholders come before all else."""
-
-    recording: Recording
-    calls: Mapping[fx.Node, None]
-    """Calls and mode changes in order."""
-    instead: Mapping[fx.Node, fx.Node]
-    """What stands for each dropped node, in the end."""
-    without: Set[fx.Node]
-    placeholders: Sequence[fx.Node]
-    lifted: Mapping[PieceKey, int]
-    """Recorded values that become inputs, in order of first use, with the position of that use."""
-    attributes: Mapping[fx.Node, None]
-    returned: Sequence[fx.Node]
-    unpacked: Sequence[tuple[fx.Node, Path]]
-    """Tuple values of which one part is to be an output."""
-    faithful: bool
-    """Whether each kept node computes what it computed in the whole graph."""
-
-
 def dropped_writes(recording: Recording, calls: Mapping[fx.Node, None], node: fx.Node, before: int) -> int:
     """How many writes to the value of ``node`` came before a position and are not kept."""
     writers = recording.writes_to(node, before) if recording.writing else ()
     return sum(writer not in calls for writer in writers)
 
 
-def plan_piece(
+def extract(
     recording: Recording,
     keep: Set[fx.Node],
     *,
@@ -98,8 +56,9 @@ def plan_piece(
     without: Set[fx.Node] = frozenset(),
     whole_tuples: bool = False,
     returns_writes: bool = True,
-) -> Plan:
-    """What the graph of ``keep`` takes from elsewhere, and what it returns.
+) -> Piece:
+    """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input
+    with its recorded value. Raises CannotExtract.
 
     ``outputs``: which original outputs stay so, all by default; unused kept nodes become outputs.
     ``without_modes``: mode changes around kept nodes that do not stay: blocks entered, settings
@@ -222,20 +181,42 @@ def plan_piece(
             or any(sharing[storage] > 1 for node in written_to for storage in storages.get(node, ()))
         )
     ordered = sorted(placeholders, key=index.__getitem__)
-    return Plan(recording, calls, instead, without, ordered, lifted, attributes, returned, unpacked, faithful)
+    graph_module = build(recording, calls, instead, without, ordered, lifted, attributes, returned, unpacked)
+    try:
+        whole = recording.values([(at, node) for (node, _, _), at in lifted.items()])
+    except EagerFailure as failure:
+        raise CannotExtract(str(failure)) from failure
+    values = [part_of(value, path) for value, (_, _, path) in zip(whole, lifted, strict=True)]
+    if recording.writing:
+        values = list(map(with_history, values))
+    plain = [recording.input_of[node] for node in ordered]
+    origins: list[PieceKey] = [(node, 0, ()) for node in ordered]
+    return Piece(graph_module, (*plain, *values), (*origins, *lifted), faithful)
 
 
-@pausing_gc()
-def build(made: Plan) -> fx.GraphModule:
-    graph, facts = fx.Graph(), made.recording.facts
+def build(
+    recording: Recording,
+    calls: Mapping[fx.Node, None],
+    instead: Mapping[fx.Node, fx.Node],
+    without: Set[fx.Node],
+    placeholders: Sequence[fx.Node],
+    lifted: Iterable[PieceKey],
+    attributes: Iterable[fx.Node],
+    returned: Iterable[fx.Node],
+    unpacked: Iterable[tuple[fx.Node, Path]],
+) -> fx.GraphModule:
+    """The graph of ``calls``, in order, of ``placeholders`` and recorded values that are ``lifted``
+    to inputs, and of ``attributes``; it returns values, and of ``unpacked`` tuples one part.
+    ``instead`` has what stands for each dropped node."""
+    graph, facts = fx.Graph(), recording.facts
     new, parts = dict[fx.Node, fx.Node](), dict[PieceKey, fx.Node]()
 
     def argument(node: fx.Node, position: int) -> Any:
         """What stands for ``node`` as an argument of the kept node at ``position``."""
-        node = made.instead.get(node, node)
-        if node in made.calls or node.op == "get_attr":
+        node = instead.get(node, node)
+        if node in calls or node.op == "get_attr":
             return new[node]
-        dropped = dropped_writes(made.recording, made.calls, node, position)
+        dropped = dropped_writes(recording, calls, node, position)
         if node.op == "placeholder" and not dropped:
             return new[node]
         return part_or_constant((node, dropped, ()), facts[node])
@@ -248,27 +229,27 @@ def build(made: Plan) -> fx.GraphModule:
             part_or_constant((node, dropped, (*path, at)), part) for at, part in enumerate(fact.parts)
         )
 
-    for node in made.placeholders:
+    for node in placeholders:
         new[node] = copy_node(graph, node, new.__getitem__)
-    for key in made.lifted:
+    for key in lifted:
         node, _, path = key
         name = "_".join([node.name, *map(str, path)])
         parts[key] = graph.create_node("placeholder", name, (), {}, name)
         parts[key].target = parts[key].name  # the same node at two moments makes two inputs
         parts[key].meta = meta_of_part(node.meta, path)
-    for node in made.attributes:
+    for node in attributes:
         new[node] = copy_node(graph, node, new.__getitem__)
-    for node in made.calls:
-        arguments = without_arguments(node, made.without) if made.without else None
-        new[node] = copy_node(graph, node, partial(argument, position=made.recording.index[node]), arguments)
-    results = [new[node] for node in made.returned]
-    for node, path in made.unpacked:
+    for node in calls:
+        arguments = without_arguments(node, without) if without else None
+        new[node] = copy_node(graph, node, partial(argument, position=recording.index[node]), arguments)
+    results = [new[node] for node in returned]
+    for node, path in unpacked:
         results.append(new[node])
         for at in path:
             results[-1] = graph.call_function(operator.getitem, (results[-1], at))
         results[-1].meta = meta_of_part(node.meta, path)
     graph.output(tuple(results))
-    return torch_internals.lazy_graph_module(made.recording.graph_module, graph)
+    return torch_internals.lazy_graph_module(recording.graph_module, graph)
 
 
 def _becomes_input(node: fx.Node, fact: Fact) -> bool:
