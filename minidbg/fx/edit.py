@@ -20,7 +20,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import with_history
-from minidbg.fx.effects import Fact, FactType, Mode, blocks, is_call, leaves_state, mode_of
+from minidbg.fx.effects import Fact, FactType, Mode, is_call, leaves_state, mode_of
 from minidbg.fx.pieces import (
     CannotExtract,
     Path,
@@ -298,7 +298,8 @@ def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) 
     index = recording.index
     needed = set(keep)
     positions = sorted(index[node] for node in keep)
-    for enter, exit_ in blocks(recording.graph_module.graph):
+    for exit_ in (node for node in recording.mode_changes if mode_of(node) is Mode.EXIT):
+        [enter] = exit_.all_input_nodes
         first_inside = bisect_right(positions, index[enter])
         holds = first_inside < len(positions) and positions[first_inside] < index[exit_]
         if holds and enter not in without:

@@ -157,11 +157,12 @@ def nested_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
             yield graph_attribute(argument)
 
 
-def blocks(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Each enter node with its exit node, in the order of the exits."""
-    for node in graph.nodes:
-        if mode_of(node) is Mode.EXIT and node.args and isinstance(node.args[0], fx.Node):
-            yield node.args[0], node
+def leave_blocks(env: Mapping[fx.Node, Any]) -> None:
+    """Leave the blocks that are open after a run, innermost first: those whose value is still there
+    in ``env``, in the order of the run."""
+    for node in reversed(list(env)):
+        if (form := FORM_OF_ENTER.get(node.target)) is not None:
+            form.exit(env[node])
 
 
 LEVELS = (("_increment_nesting", "_decrement_nesting"), ("_enter_dual_level", "_exit_dual_level"))

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import clone_values, copy_graph_module
-from minidbg.fx.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name, tensors_in
+from minidbg.fx.effects import is_call, leave_blocks, nested_graphs, op_name, tensors_in
 from minidbg.fx.mutation import written_arguments
 from minidbg.fx.nested import branches
 from minidbg.torch_internals.devices import devices_of, generator_states, restoring_generators
@@ -218,15 +218,13 @@ class _Recorder(fx.Interpreter):
         self.left: list[str] = []
         self.switched_off: list[str] = []
         self.cut: list[str] = []
-        self._open: dict[fx.Node, Any] = {}
         self._attributes: dict[str, Any] = {}
 
     def record(self, inputs: Sequence[Any]) -> None:
         try:
             self.run(*inputs)
         finally:
-            for node, value in reversed(self._open.items()):
-                FORM_OF_ENTER[node.target].exit(value)
+            leave_blocks(self.env)
 
     def fetch_attr(self, target: str) -> Any:
         """A copy of each attribute: the graph may write to it, and this run must not show."""
@@ -244,10 +242,6 @@ class _Recorder(fx.Interpreter):
         draws = _may_draw(n) or any(map(may_draw, nested_graphs(n)))  # else another thread does
         before = dict(generator_states(())) if draws else {}
         result = super().run_node(n)
-        if n.target in FORM_OF_ENTER:
-            self._open[n] = result
-        elif n.target in FORM_OF_EXIT:
-            self._open.pop(n.all_input_nodes[0], None)
         if not all(torch.equal(before.get(name, now), now) for name, now in generator_states(())):
             edit = self._edit_for(n, args, kwargs, result)
             if edit is None:

@@ -31,12 +31,17 @@ from minidbg.fx.effects import (
     fact_of,
     graph_attribute,
     is_call,
+    leave_blocks,
     mode_of,
     op_name,
     tensors_in,
 )
 from minidbg.fx.mutation import written_arguments, written_sources
-from minidbg.torch_internals.devices import generator_states, set_generator_state
+from minidbg.torch_internals.devices import (
+    generator_states,
+    restoring_generators,
+    set_generator_state,
+)
 
 NOT_RECORDED = object()
 """Stands for a value that has to be computed."""
@@ -343,27 +348,15 @@ class Recording:
     @contextmanager
     def _surroundings(self, env: Env) -> Iterator[None]:
         """Modes and random state as before the first node; all as it was when the block ends."""
-        outer_grad, outer_random = torch.is_grad_enabled(), generator_states(self.inputs)
-        for device, state in self._random_states:
-            set_generator_state(device, state)
-        try:
-            with self.around(), torch_internals.preserving_thread_state():
-                torch.set_grad_enabled(self.grad)
-                try:
-                    yield
-                finally:
-                    self._leave_blocks(env)
-        finally:
-            torch.set_grad_enabled(outer_grad)
-            for device, state in outer_random:
+        accelerators = [device for device, _ in self._random_states[1:]]
+        with restoring_generators(accelerators), self.around(), torch_internals.preserving_thread_state():
+            for device, state in self._random_states:
                 set_generator_state(device, state)
-
-    def _leave_blocks(self, env: Env) -> None:
-        """Run the exits of the blocks that are still open, innermost first."""
-        for node in sorted(env, key=self.index.__getitem__, reverse=True):
-            exits = (user for user in node.users if mode_of(user) is Mode.EXIT)
-            if mode_of(node) is Mode.ENTER and (leave := next(exits, None)) is not None:
-                self._execute(leave, env, {})
+            torch.set_grad_enabled(self.grad)
+            try:
+                yield
+            finally:
+                leave_blocks(env)
 
 
 def written_names(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[str]:
