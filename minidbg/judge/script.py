@@ -123,9 +123,7 @@ def outcome_of_script(
     say: Callable[[str], object] = lambda text: None,
 ) -> Outcome:
     """Judge the script in this process, which says in which phase it is where it may die of it.
-
-    Another flaky failure gets the header's number of attempts. A script's fault is ``invalid``.
-    """
+    Another flaky failure gets the header's number of attempts."""
     dies = script.spec.expected.kind.traits.dies
 
     def once() -> Outcome:
@@ -138,15 +136,12 @@ def outcome_of_script(
             found = Outcome(Verdict.SKIPPED, reason=str(missing))
         return replace(found, device=device or script.spec.device)
 
-    try:
-        return shown_in(1 if dies else script.spec.attempts, once)
-    except Exception as error:  # noqa: BLE001 - else Python exits with 1, which means "reproduces"
-        traceback.print_exc()
-        return Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
+    return shown_in(1 if dies else script.spec.attempts, once)
 
 
 def main(script: ExecutedScript, argv: list[str], say: Callable[[str], object]) -> int:
-    """Judge ``script`` as ``argv`` asks, ``say`` the outcome; the exit status."""
+    """Judge ``script`` as ``argv`` asks, ``say`` the outcome; the exit status. A script's own fault
+    is ``invalid``."""
     options = parse_arguments(argv)
     if options.tolerances:
         script = replace(script, spec=replace(script.spec, tolerances=options.tolerances))
@@ -155,10 +150,10 @@ def main(script: ExecutedScript, argv: list[str], say: Callable[[str], object]) 
             found = judged_on_one_op(script, options.device)
         else:
             found = outcome_of_script(script, options.device, options.backend, say)
-        say(json.dumps(found.to_json(), default=str))
-    except Exception:  # noqa: BLE001 - as in outcome_of
+    except Exception as error:  # noqa: BLE001 - else Python exits with 1, which means "reproduces"
         traceback.print_exc()
-        return 125
+        found = Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
+    say(json.dumps(found.to_json(), default=str))
     return found.verdict.exit_status
 
 
