@@ -26,7 +26,7 @@ are in the places of eager's, or of one of these runs. What torch leaves undefin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,6 @@ from minidbg.judge.eager_runs import (
     left_by,
     moved,
     same_but_for_rounding,
-    with_other_rounding,
 )
 from minidbg.judge.leaves import (
     CannotCompare,
@@ -92,22 +91,19 @@ class Comparison:
     """Runs the model again: changed, or with another seed."""
     spec: RunSpec
 
-    def difference(self, notes: list[str], unjudged: set[str] | None = None) -> Difference | None:
-        """The first difference no legal eager run explains, or None. ``notes``: what is unjudged.
+    def difference(
+        self,
+        notes: list[str] | None = None,
+        unjudged: set[str] | None = None,
+        explained_by: Container[Tag] = (*Tag,),
+    ) -> Difference | None:
+        """The first difference that no legal eager run with these tags explains, or None.
 
-        ``unjudged`` gets the labels of the leaves of which nothing was judged.
+        ``notes`` gets what is unjudged, ``unjudged`` the labels of the leaves of which nothing was.
         """
         actual, expected = left_by(self.actual), left_by(self.expected)
-        eager_runs = eager_runs_of(self.eager)
+        eager_runs = eager_runs_of(self.eager, explained_by)
         return mismatch(actual, expected, eager_runs, self.spec, notes, unjudged)
-
-    def difference_of_two_runs(self) -> Difference | None:
-        return mismatch(left_by(self.actual), left_by(self.expected), spec=self.spec)
-
-    def difference_of_same_numbers(self) -> Difference | None:
-        """The first difference that other rounding does not explain, with equal random numbers."""
-        eager_runs = EagerRuns({Tag.NOISE: with_other_rounding(self.eager)})
-        return mismatch(left_by(self.actual), left_by(self.expected), eager_runs, self.spec)
 
     def difference_of_form(self) -> Difference | None:
         actual, expected = left_by(self.actual), left_by(self.expected)

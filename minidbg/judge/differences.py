@@ -227,31 +227,12 @@ def distance_between(one: Tensor, two: Tensor) -> float:
     return off / (size or 1.0)
 
 
-def is_noise(one: Tensor, two: Tensor, error: float = 0.0) -> bool:
-    """Whether two runs of eager differ by no more than rounding: floats by the root of their
-    dtype's precision, or ``error``.
-
-    ``error`` is relative: one run's, where known; autocast makes it larger than the dtype tells.
-    """
-    if not _has_floats(one):
-        return torch.equal(one, two)
-    if any(_differ(x, y).any() for _, (x, y) in _chunks(one, two)):
-        return False
-    return distance_between(two, one) <= max(math.sqrt(torch.finfo(one.dtype).eps), error)
-
-
 def are_close(a: Tensor, e: Tensor, relative: float, absolute: float) -> bool:
     """``torch.allclose`` for all dtypes, NaN equal to NaN; integers and bools: equal."""
     if not _has_floats(e):
         return torch.equal(a, e)
     pairs = (map(_real_parts, pair) for _, pair in _chunks(a, e, change=_computable))
     return all(torch.allclose(x, y, relative, absolute, equal_nan=True) for x, y in pairs)
-
-
-def far_apart(one: Tensor, two: Tensor, relative: float, absolute: float) -> Tensor:
-    if not _has_floats(two):
-        return one != two
-    return ~torch.isclose(_wide(one), _wide(two), relative, absolute, equal_nan=True).to(two.device)
 
 
 def largest(value: Tensor) -> float:

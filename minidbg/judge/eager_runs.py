@@ -7,7 +7,7 @@ member that fails itself explains nothing, and the difference is reported with t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -18,10 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 from minidbg.judge.differences import (
     FACTOR,
+    _chunks,
+    _differ,
+    _has_floats,
     _rms,
+    _wide,
     distance_between,
-    far_apart,
-    is_noise,
 )
 from minidbg.judge.leaves import CannotCompare, Leaves, _are_plain, _can_stand_for, collect_leaves
 from minidbg.judge.precision import RoundingNoise, to_float64
@@ -110,20 +112,18 @@ class EagerRuns:
         return value if like is None or _can_stand_for(value, like) else None
 
 
-def eager_runs_of(eager: Eager) -> EagerRuns:
+def eager_runs_of(eager: Eager, tags: Container[Tag]) -> EagerRuns:
     """The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to
     the tensors of all runs.
     """
     sensitivity = Sensitivity()
-    return EagerRuns(
-        {
-            Tag.AGAIN: again(eager, sensitivity),
-            Tag.FLOAT64: in_float64(eager, sensitivity),
-            Tag.UNDEFINED: with_other_answers(eager, sensitivity),
-            Tag.NOISE: with_other_rounding(eager),
-        },
-        sensitivity,
-    )
+    runs = {
+        Tag.AGAIN: again(eager, sensitivity),
+        Tag.FLOAT64: in_float64(eager, sensitivity),
+        Tag.UNDEFINED: with_other_answers(eager, sensitivity),
+        Tag.NOISE: with_other_rounding(eager),
+    }
+    return EagerRuns({tag: run for tag, run in runs.items() if tag in tags}, sensitivity)
 
 
 def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
@@ -226,16 +226,26 @@ def moved(run: Any, usual: Any, expected: torch.Tensor, relative: float, absolut
     if same_but_for_rounding(run, usual):
         return False
     absolute = max(absolute, NO_MOVE * _rms(usual))
-    return far_apart(run, usual, max(relative, NO_MOVE), absolute)
+    if not _has_floats(usual):
+        return run != usual
+    near = torch.isclose(_wide(run), _wide(usual), max(relative, NO_MOVE), absolute, equal_nan=True)
+    return ~near.to(usual.device)
 
 
 def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
-    if _are_plain(one, two) and one.dtype is two.dtype:
-        error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
-        return is_noise(one, two, FACTOR * error)
-    if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
-        return not (_are_plain(one, one) or _are_plain(two, two))  # not comparable, so no noise
-    return bool(one == two or (one != one and two != two))
+    """Whether two runs of eager differ by no more than rounding: floats by the root of their dtype's
+    precision, or by as much as ``one`` from float64, since autocast rounds more than the dtype tells.
+    """
+    if not (_are_plain(one, two) and one.dtype is two.dtype):
+        if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
+            return not (_are_plain(one, one) or _are_plain(two, two))  # not comparable, so no noise
+        return bool(one == two or (one != one and two != two))
+    if not _has_floats(one):
+        return torch.equal(one, two)
+    if any(_differ(x, y).any() for _, (x, y) in _chunks(one, two)):
+        return False
+    error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
+    return distance_between(two, one) <= max(math.sqrt(torch.finfo(one.dtype).eps), FACTOR * error)
 
 
 def left_by(run: dict[str, Any]) -> Leaves:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from minidbg.judge.differences import are_close
 from minidbg.torch_internals.operators import run_in_parts
 from minidbg.torch_internals.tensors import TorchDispatchMode
 
@@ -224,7 +225,7 @@ class UndefinedResults(PerturbedEager):
             places = numbers.index_select(dim, given["index"])
         order = self.order(places.numel(), again.device)
         again.put_(places.reshape(-1)[order], values.reshape(-1).to(again.device)[order])
-        if not same(again, result):
+        if not are_close(again, result, 0.0, 0.0):
             self.met["which of several writes to one place stays"] = None
             result.copy_(again)
         return result
@@ -265,7 +266,3 @@ RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
     }.items()
     for name in names.split()
 }
-
-
-def same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return bool(((one == two) | ((one != one) & (two != two))).all())

@@ -29,7 +29,7 @@ from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.fx.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.compare import Comparison, Difference
-from minidbg.judge.eager_runs import OTHER_SEED, left_by
+from minidbg.judge.eager_runs import OTHER_SEED, Tag, left_by
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import gradient_sources, gradients_of, left_behind
 from minidbg.torch_internals.devices import generator_states
@@ -172,7 +172,7 @@ class Verification:
         if (suspect_nodes := inside.spoilt_unseen(args)) is not None:
             return self.mismatch(suspect_nodes)
         if drew:
-            if (own := runs.difference_of_two_runs()) is None:
+            if (own := runs.difference(explained_by=())) is None:
                 return None
             if (found := runs.difference_of_form()) is not None:
                 return self.mismatch(found)
@@ -180,7 +180,7 @@ class Verification:
             # were made, or a checkpoint draws again
             drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)
             if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
-                found = runs.difference_of_same_numbers()
+                found = runs.difference(explained_by=(Tag.NOISE,))
                 return self.mismatch(found, (DRAWN_ANEW,)) if found else None
             fed: Derandomized | None = None
             numbers: Derandomized | None = None
@@ -244,9 +244,9 @@ class Verification:
     def outputs_show_numbers(self, expected: dict[str, Any]) -> bool:
         """Whether eager's outputs differ with another seed, so equal ones tell of equal numbers."""
         again = self.before.eager(seed=OTHER_SEED, backward=False)
-        found = Comparison(
-            again, {**expected, "gradients": {}}, self.before.eager, self.spec
-        ).difference_of_two_runs()
+        found = Comparison(again, {**expected, "gradients": {}}, self.before.eager, self.spec).difference(
+            explained_by=()
+        )
         return found is not None
 
     def with_numbers(self, fed: Derandomized) -> Verification:
