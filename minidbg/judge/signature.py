@@ -94,18 +94,13 @@ def exception_chain(error: BaseException | None) -> list[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(seen) < 12:
         seen.add(id(error))
-        inner = wrapped_by(error)
+        inner = inner_of(error)
+        if inner is None and quotes(error, error.__context__):
+            inner = error.__context__  # raised `from None`, but its text begins with the inner one's
         if inner is None or qualified_name(error) not in DYNAMO_WRAPS:
             chain.append(error)
         error = inner
     return chain
-
-
-def wrapped_by(error: BaseException) -> BaseException | None:
-    inner = inner_of(error)
-    if inner is None and quotes(error, error.__context__):
-        inner = error.__context__  # raised `from None`, but its text begins with the inner one's
-    return inner
 
 
 def quotes(error: BaseException, inner: BaseException | None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.fx.effects import op_name
 from minidbg.judge.signature import CALLS_BACKEND, exception_chain
 
 Calls: TypeAlias = "Mapping[str, torch_internals.GivenCall]"
@@ -104,7 +105,7 @@ def of_generated_line(file: str, line: int, known: Calls) -> list[Set[str]]:
     new = {
         name
         for name in between
-        if _has_op(called["kernel"], known[name]) and not any(_has_op(kernel, known[name]) for kernel in ran)
+        if (op := f"_{op_name(known[name])}_") in called["kernel"] and not any(op in one for one in ran)
     }
     return [new, set(between)]
 
@@ -116,19 +117,13 @@ def of_fx_line(frame: FrameType, line: int, known: Calls) -> list[Set[str]]:
     if found is None or found["name"] not in known:
         return []
     call = known[found["name"]]
-    op = str(getattr(call.target, "__name__", call.target)).partition(".")[0]
-    return [{found["name"]}] if op in found["call"] else []
+    return [{found["name"]}] if op_name(call) in found["call"] else []
 
 
 def _first_comment(lines: Iterable[str], known: Calls) -> list[str]:
     comment = next(filter(None, map(SOURCE_NODES.search, lines)), None)
     names = comment["names"].split(",") if comment else []
     return [name for name in map(str.strip, names) if name in known]
-
-
-def _has_op(kernel: str, call: torch_internals.GivenCall) -> bool:
-    op = str(getattr(call.target, "__name__", call.target)).partition(".")[0]
-    return f"_{op}_" in kernel
 
 
 def _named_by(frame: FrameType, line: int, known: Calls) -> list[Set[str]]:
