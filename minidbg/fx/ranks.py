@@ -156,14 +156,18 @@ def without_group(setup: Sequence[str]) -> tuple[str, ...]:
 
 
 def group_statements(case: Case) -> tuple[str, ...]:
-    """Statements that make a process group with the rank, size and groups of this process."""
-    made = _setup_statements(*rank_and_size(), "alone: collectives come back at once")
-    groups = (
-        f'    distributed.distributed_c10d._register_process_group("{name}", '
-        f"distributed.new_group({members}))"
-        for name, members in groups_named_in(case.graph_module)
-    )
-    return (*made[:-1], "\n".join([made[-1], *groups]))
+    """Statements that make a process group with the rank and size of this process, and the groups
+    that a collective names, but for that of all ranks."""
+    *imports, made = _setup_statements(*rank_and_size(), "alone: collectives come back at once")
+    calls = filter(is_collective, _calls(case.graph_module))
+    values = (value for node in calls for value in (*node.args, *node.kwargs.values()))
+    for name in dict.fromkeys(value for value in values if isinstance(value, str)):
+        if (members := torch_internals.ranks_of_group(name)) is not None:
+            made += (
+                f'\n    distributed.distributed_c10d._register_process_group("{name}", '
+                f"distributed.new_group({members}))"
+            )
+    return (*imports, made)
 
 
 def _setup_statements(rank: int | str, size: int | str, why: str) -> tuple[str, ...]:
@@ -172,21 +176,6 @@ def _setup_statements(rank: int | str, size: int | str, why: str) -> tuple[str, 
         f'    distributed.init_process_group("fake", rank={rank}, world_size={size}, store=FakeStore())',
     ]
     return "from torch import distributed", FAKE_GROUP, "\n".join(lines)
-
-
-def groups_named_in(graph_module: fx.GraphModule) -> list[tuple[str, list[int]]]:
-    """Name and ranks of each group that a collective names, without the group of all ranks."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return []
-    texts = [
-        value
-        for node in _calls(graph_module)
-        if is_collective(node)
-        for value in (*node.args, *node.kwargs.values())
-        if isinstance(value, str)
-    ]
-    found = {text: torch_internals.ranks_of_group(text) for text in texts}
-    return [(text, members) for text, members in found.items() if members is not None]
 
 
 def what_was_needed(original: Case, smallest: Case) -> str:
@@ -212,8 +201,16 @@ def what_was_needed(original: Case, smallest: Case) -> str:
 def shared_text(value: Any) -> tuple[str, str] | None:
     """The expression for a placement, mesh or process group, and the module it needs; else None."""
     cls = type(value)
-    if cls.__module__ == PLACEMENTS:
-        return _placement(cls.__name__, value)
+    match cls.__name__ if cls.__module__ == PLACEMENTS else "":
+        case "_StridedShard" as name:
+            arguments = f"{value.dim}, split_factor={value.split_factor}"
+            return f"{PLACEMENTS}.{name}({arguments})", PLACEMENTS
+        case "Shard":
+            return f"{TENSOR}.Shard({value.dim})", TENSOR
+        case "Partial":
+            return f'{TENSOR}.Partial("{value.reduce_op}")', TENSOR
+        case "Replicate":
+            return f"{TENSOR}.Replicate()", TENSOR
     if cls.__name__ == "DeviceMesh" and cls.__module__ == MESH:
         names = value.mesh_dim_names
         named = f", mesh_dim_names={tuple(names)!r}" if names else ""
@@ -224,18 +221,6 @@ def shared_text(value: Any) -> tuple[str, str] | None:
             return "torch.distributed.group.WORLD", ""
         return f"torch.distributed.new_group({members})", ""
     return None
-
-
-def _placement(name: str, value: Any) -> tuple[str, str] | None:
-    match name:
-        case "_StridedShard":
-            arguments = f"{value.dim}, split_factor={value.split_factor}"
-            return f"{PLACEMENTS}.{name}({arguments})", PLACEMENTS
-        case "Shard":
-            return f"{TENSOR}.{name}({value.dim})", TENSOR
-        case "Partial":
-            return f'{TENSOR}.{name}("{value.reduce_op}")', TENSOR
-    return (f"{TENSOR}.{name}()", TENSOR) if name == "Replicate" else None
 
 
 def imports_of(values: Iterable[Any]) -> tuple[str, ...]:
