@@ -42,8 +42,6 @@ def paired(graph: fx.Graph) -> dict[fx.Node, ContextForm]:
     pairs: dict[fx.Node, ContextForm] = {}
     open_nodes: list[fx.Node] = []
     for node in graph.nodes:
-        if node.op != "call_function":
-            continue
         if node.target in FORM_OF_ENTER and not node.kwargs:
             open_nodes.append(node)
         elif node.target in FORM_OF_EXIT and node.args and node.args[0] in open_nodes:

@@ -197,11 +197,13 @@ def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
     name = _op_name(node)
     if node.target in _IN_PLACE or _is_in_place_name(name):
         yield from nodes_in(node.args[:1])
-    if _argument(node, "inplace", default=False) is not False:
+    if argument_of(node, "inplace", False) is not False:
         yield from nodes_in(node.args[:1])
-    if name in STATISTICS and _says_training(node):
-        yield from nodes_in((*node.args[1:], *node.kwargs.values()))
-    if name in _RENORMALISED and _argument(node, "max_norm", default=None) is not None:
+    if name in STATISTICS:
+        flag = "use_input_stats" if "use_input_stats" in node.kwargs else "training"
+        if argument_of(node, flag, True, position=_STATISTICS_FLAG) is not False:
+            yield from nodes_in((*node.args[1:], *node.kwargs.values()))
+    if name in _RENORMALISED and argument_of(node, "max_norm") is not None:
         yield from node.all_input_nodes
 
 
@@ -212,12 +214,7 @@ def _is_in_place_name(name: str) -> bool:
     return name.endswith("_")
 
 
-def _says_training(node: fx.Node) -> bool:
-    key = "use_input_stats" if "use_input_stats" in node.kwargs else "training"
-    return _argument(node, key, default=True, position=_STATISTICS_FLAG) is not False
-
-
-def _argument(node: fx.Node, key: str, *, default: Any, position: int | None = None) -> Any:
+def argument_of(node: fx.Node, key: str, default: Any = None, *, position: int | None = None) -> Any:
     if key in node.kwargs:
         return node.kwargs[key]
     parameters = _parameters(node.target) if node.op == "call_function" else []

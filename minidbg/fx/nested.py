@@ -254,7 +254,7 @@ def shorter_arguments(node: fx.Node) -> Iterator[Rewrite]:
     for key, value in node.kwargs.items():
         if not nodes_in(value) and key not in axes:
             others = {other: kept for other, kept in node.kwargs.items() if other != key}
-            yield key, (node.args, others), partial(_with_named, key, value)
+            yield key, (node.args, others), partial(_with_argument, key, value)
 
 
 def simpler_constants(node: fx.Node) -> Iterator[Rewrite]:
@@ -263,26 +263,22 @@ def simpler_constants(node: fx.Node) -> Iterator[Rewrite]:
     if torch_internals.is_kernel_launch(node):
         return
     axes = axes_of(node)
-    for index, value in enumerate(node.args):
-        for other in () if index in axes else _simpler(value):
-            changed = _with_positional(index, other, (node.args, node.kwargs))
-            yield index, changed, partial(_with_positional, index, value)
-    for key, value in node.kwargs.items():
-        for other in () if key in axes else _simpler(value):
-            changed = _with_named(key, other, (node.args, node.kwargs))
-            yield key, changed, partial(_with_named, key, value)
+    given: dict[Any, Any] = {**dict(enumerate(node.args)), **node.kwargs}
+    for place, value in given.items():
+        for other in () if place in axes else _simpler(value):
+            changed = _with_argument(place, other, (node.args, node.kwargs))
+            yield place, changed, partial(_with_argument, place, value)
 
 
 def _with_last(count: int, rest: tuple[Any, ...], given: Arguments) -> Arguments:
     return (*given[0][:count], *rest), given[1]
 
 
-def _with_positional(index: int, value: Any, given: Arguments) -> Arguments:
-    return (*given[0][:index], value, *given[0][index + 1 :]), given[1]
-
-
-def _with_named(key: str, value: Any, given: Arguments) -> Arguments:
-    return given[0], {**given[1], key: value}
+def _with_argument(place: int | str, value: Any, given: Arguments) -> Arguments:
+    args, kwargs = given
+    if isinstance(place, str):
+        return args, {**kwargs, place: value}
+    return (*args[:place], value, *args[place + 1 :]), kwargs
 
 
 def axes_of(node: fx.Node) -> frozenset[int | str]:

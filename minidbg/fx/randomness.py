@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import clone_values, copy_graph_module
 from minidbg.fx.effects import is_call, leave_blocks, nested_graphs, op_name, tensors_in
-from minidbg.fx.mutation import written_arguments
+from minidbg.fx.mutation import argument_of, written_arguments
 from minidbg.fx.nested import branches
 from minidbg.torch_internals.devices import devices_of, generator_states, restoring_generators
 
@@ -259,18 +259,19 @@ class _Recorder(fx.Interpreter):
         if plain in DROPOUTS:
             ones = torch.ones_like(args[0])
             kwargs = {key: v for key, v in kwargs.items() if key not in ("inplace", "input")}
-            in_place = name.endswith("_") or argument_of(node, "inplace", 3, False) is True
+            in_place = name.endswith("_") or argument_of(node, "inplace", False, position=3) is True
             return partial(multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
         if plain == ATTENTION:
             mask = attention_mask(*args, result=result, **kwargs)
             autocast = torch.is_autocast_enabled(result.device.type)
             return partial(give_mask, mask, result.dtype, autocast)
-        if name == "gumbel_softmax" and not argument_of(node, "hard", 2, False):
-            tau, dim = argument_of(node, "tau", 1, 1), argument_of(node, "dim", 4, -1)
+        if name == "gumbel_softmax" and not argument_of(node, "hard", False, position=2):
+            tau = argument_of(node, "tau", 1, position=1)
+            dim = argument_of(node, "dim", -1, position=4)
             logits = args[0].clone()
             soft = self.again(node, (logits, *args[1:]), kwargs)
             return partial(add_noise, soft.as_read(lambda y: tau * y.log() - logits), tau, dim)
-        if name == "rrelu" and argument_of(node, "inplace", 4, False) is False:
+        if name == "rrelu" and argument_of(node, "inplace", False, position=4) is False:
             signs = torch.where(args[0] > 0, 1, -1).to(args[0])  # which draw as many numbers
             mask = self.again(node, (signs, *args[1:]), kwargs).as_read(lambda y: y / signs)
             return partial(multiply_by_mask, mask, False)
@@ -385,7 +386,7 @@ def give_mask(
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     defaults = {"attn_mask": None, "is_causal": False}
-    given = [argument_of(node, name, index, defaults.get(name)) for index, name in enumerate(names)]
+    given = [argument_of(node, name, defaults.get(name), position=at) for at, name in enumerate(names)]
     rest = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if node.kwargs.get(name)}
     call, method, inside = gm.graph.call_function, gm.graph.call_method, mask.value.dtype
     given[4] = 0.0
@@ -423,7 +424,7 @@ def add_noise(
     noise: Drawn, tau: Any, dim: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
 ) -> None:
     """The softmax that ``gumbel_softmax`` is, of what it is given and the noise."""
-    logits = argument_of(node, "logits", 0)
+    logits = argument_of(node, "logits", position=0)
     with gm.graph.inserting_before(node):
         noisy = gm.graph.call_function(torch.add, (logits, new_input(noise)))
         scaled = gm.graph.call_function(torch.div, (noisy, tau))
@@ -487,8 +488,3 @@ def dropout_index(node: fx.Node) -> int | None:
     lists = [index for index, value in enumerate(node.args) if isinstance(value, list | tuple)]
     index = lists[-1] + 3 if lists else len(node.args)
     return index if index + 1 < len(node.args) else None
-
-
-def argument_of(node: fx.Node, keyword: str, index: int, default: Any = None) -> Any:
-    arguments = (*node.args, *[default] * (index + 1))
-    return node.kwargs[keyword] if keyword in node.kwargs else arguments[index]
