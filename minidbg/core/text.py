@@ -13,24 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
-def printable(text: str) -> str:
-    """``text`` with what is no printable character shown as an escape; line breaks and tabs stay.
+def printable(text: str, shown: str = "\n\t") -> str:
+    """``text`` with what is no printable character, nor ``shown``, shown as an escape.
 
     Among them: control sequences (``\\x1b[2J``), marks of writing direction, half surrogates.
     """
-    return "".join(one if one.isprintable() or one in "\n\t" else escape(one) for one in text)
+    return "".join(
+        one if one.isprintable() or one in shown else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def in_one_line(text: str) -> str:
-    return printable(text).replace("\n", "\\n")
-
-
-def escape(character: str) -> str:
-    return (
-        character.encode("ascii", "backslashreplace").decode()
-        if ord(character) > 127
-        else f"\\x{ord(character):02x}"
-    )
+    return printable(text, shown="\t")
 
 
 def last_line(text: str) -> str:
@@ -80,5 +74,5 @@ def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def last_phase(text: str) -> str:
     """The last phase that a run named on stdout (``phase compile forward``); empty without one."""
-    phases = [line for line in text.splitlines() if line.startswith("phase ")]
-    return phases[-1].removeprefix("phase ") if phases else ""
+    phases = (line for line in reversed(text.splitlines()) if line.startswith("phase "))
+    return next(phases, "").removeprefix("phase ")

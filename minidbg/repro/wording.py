@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from minidbg.codegen.size import call_nodes, targets_of_calls
-from minidbg.core.text import escape, plural
+from minidbg.core.text import plural, printable
 from minidbg.fx.case import Case
 from minidbg.fx.nested import all_graphs, holders
 from minidbg.judge.signature import meaningful_lines
@@ -137,7 +137,7 @@ def case_message(case: Case) -> str:
 def escaped(text: str) -> str:
     """``text`` such that it cannot end the string it stands in, nor show as other than it is."""
     quoted = re.sub("[\ud800-\udfff]", "\ufffd", text).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    shown = "".join(one if one.isprintable() or one == "\n" else escape(one) for one in quoted)
+    shown = printable(quoted, shown="\n")
     return HEADER_MARK.sub(" # ///", shown)  # at the start of a line it would be a second header
 
 

@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from minidbg.core.text import display_path
 from minidbg.fx.case import Case
 from minidbg.judge.run import without_modes
 from minidbg.reduction.reducing import REDUCE
-from minidbg.reduction.result import Limits, ReductionResult
+from minidbg.reduction.result import ReductionResult
 from minidbg.wrapper.capture import Failure, case_of_failure, lost_note
 from minidbg.wrapper.process import PROCESS, Report, several_ranks
 
@@ -199,13 +199,8 @@ def reduce_in_server(
 ) -> workers.Ended:
     """Have ``case``, as ``package``, reduced in a fork of the server: this process has threads. It
     is ended by the ``deadline``, after some seconds to end what it has started."""
-    limits = Limits(
-        seconds=settings.seconds,
-        due=deadline.at,
-        max_calls=settings.max_calls,
-        memory_bytes=settings.memory_bytes,
-        value_limit_bytes=settings.value_limit_bytes,
-    )
+    names = ("seconds", "max_calls", "memory_bytes", "value_limit_bytes")
+    limits = {"due": deadline.at, **{name: getattr(settings, name) for name in names}}
     folder, level = str(settings.repro_dir.absolute()), log.getEffectiveLevel()
     with workers.stream_to_the_user() as stream:
 
@@ -215,7 +210,7 @@ def reduce_in_server(
 
         request = workers.Request(
             call=REDUCE,
-            argument={"case": package, "folder": folder, "limits": asdict(limits), "level": level},
+            argument={"case": package, "folder": folder, "limits": limits, "level": level},
             seconds=deadline.left() + REDUCTION_GRACE_S,
             deadline=deadline.earlier(-REDUCTION_GRACE_S),
             fork=oracle.warmup_for(case),
