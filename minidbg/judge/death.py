@@ -23,7 +23,6 @@ from minidbg.judge.signature import CALLS_BACKEND, CARRIERS, failure
 from minidbg.workers import Ended
 
 STDERR_KEPT = 4000
-EXIT = "exit status"
 
 
 def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float) -> Outcome:
@@ -32,9 +31,10 @@ def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float) -> Outcome:
 
     Where a death is expected it tells its phases: one which has named none has not come to eager.
     """
-    found = printed(ended)
-    if found is not None:
-        return found
+    said = last_json(ended.stdout)
+    if said is not None:
+        with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
+            return Outcome.from_json(said)
     found = outcome_of_death(ended, spec, tells_phases=spec.expected.kind.traits.dies)
     by = died_by(ended)
     if ended.timed_out:
@@ -47,14 +47,6 @@ def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float) -> Outcome:
     if found.signature is not None:
         message = "\n".join(filter(None, (found.message, found.stderr)))
     return replace(found, reason=found.reason or how, message=message, stderr="")
-
-
-def printed(ended: Ended) -> Outcome | None:
-    said = last_json(ended.stdout)
-    if said is not None:
-        with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
-            return Outcome.from_json(said)
-    return None
 
 
 def outcome_of_death(ended: Ended, spec: RunSpec, *, tells_phases: bool = True) -> Outcome:
@@ -110,7 +102,7 @@ def died_by(ended: Ended) -> str:
         return "memory limit"
     if ended.signal is not None:
         return signal_name(ended.signal)
-    return "unknown death" if ended.exit_status is None else f"{EXIT} {ended.exit_status}"
+    return "unknown death" if ended.exit_status is None else f"exit status {ended.exit_status}"
 
 
 def last_words(stderr: str) -> str:

@@ -34,9 +34,7 @@ from minidbg.torch_internals.thread_state import preserving_thread_state
 OTHER_SEED = 7_040_813  # none that a program is likely to have set, so that its numbers are others
 MOST_ANSWERS = 8  # eager runs with other answers, and with other rounding
 NO_MOVE = 1e-5  # sums in another order, relative
-STEPS_THAT_DECIDE = (
-    4.0  # of the coarsest precision; what moves by more than their root was decided by rounding
-)
+STEPS_THAT_DECIDE = 4.0  # of the coarsest precision: by more than their root only a choice moves
 
 Eager = Callable[..., dict[str, Any]]
 """``eager(change, seed=)``: what one more run leaves behind, of a changed program with changed

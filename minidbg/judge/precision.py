@@ -82,16 +82,13 @@ class Float64(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is getattr(torch.Tensor, name, None) and name in CASTS:
             func = getattr(torch.Tensor, CASTS[name])
-        args, kwargs = (
-            tuple(map(_in_float64, args)),
-            {key: _in_float64(value) for key, value in kwargs.items()},
-        )
+        args = tuple(map(_in_float64, args))
+        kwargs = {key: _in_float64(value) for key, value in kwargs.items()}
         result = func(*args, **kwargs)
         if type(result) is not torch.Tensor or result.dtype not in NARROW:
             return result
-        wide = [
-            one.double() if is_whole(one) else one for one in args
-        ]  # integers have given the default dtype
+        # integers have given the default dtype
+        wide = [one.double() if is_whole(one) else one for one in args]
         again = func(*wide, **kwargs) if any(map(is_whole, args)) else result
         return again.to(_wide_dtype(again.dtype))
 
@@ -144,7 +141,7 @@ class RoundingNoise(PerturbedEager):
         made = self.in_parts(func, args, kwargs)
         if made is not NotImplemented:
             return made
-        is_exact = name not in ROUNDING and all(map(has_few_bits, args))
+        is_exact = name not in ROUNDING.split() and all(map(has_few_bits, args))
         terms = args[TERMS[name]] if name in TERMS and len(args) > TERMS[name] else None
         result = func(*args, **kwargs)
         schema = func._schema
@@ -152,7 +149,7 @@ class RoundingNoise(PerturbedEager):
         if any(alias and not alias.is_write for alias in returns):
             return result  # a view of what is off already
         results = result if isinstance(result, (tuple, list)) else (result,)
-        chooses = name in EXACT or any(x in OF_EXTREMES for x in args if isinstance(x, str | float))
+        chooses = name in EXACT.split() or any(x in OF_EXTREMES for x in args if isinstance(x, str | float))
         if chooses or (name in CASTS_OF_ATEN and not is_narrower(results[0], args)):
             return result
         for index, one in enumerate(results):
@@ -245,14 +242,13 @@ LAST_BITS = {
 }
 """The integer in which last bits are seen, and by how many of them a rounded value may be off."""
 
-NAMED_ROUNDING = """
+ROUNDING = """
 acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu log log10 log1p
 log2 log_softmax logaddexp logaddexp2 logsumexp rsqrt sigmoid silu sin sinh softmax softplus tan
 tanh
 """
-ROUNDING = frozenset(NAMED_ROUNDING.split())
 """Ops that every library rounds in its own way."""
-NAMED_EXACT = """
+EXACT = """
 abs amax amin aminmax cat ceil clamp clamp_max clamp_min clone constant_pad_nd copysign cummax
 cummin diag_embed embedding fill flip floor fmax fmin full full_like gather hardtanh index
 index_copy index_fill index_select kthvalue lift_fresh masked_fill masked_scatter masked_select max
@@ -263,7 +259,6 @@ slice_scatter sgn sign sort stack take threshold threshold_backward topk tril tr
 unsafe_index where zero zeros zeros_like
 arange rename requires_grad resize set
 """
-EXACT = frozenset(NAMED_EXACT.split())
 """Ops that move values, choose among them or round to integers: no backend has other last bits."""
 OF_EXTREMES = ("amax", "amin", math.inf, -math.inf)
 """Arguments by which an op chooses: the ``reduce`` of a scatter, the order of a norm."""
