@@ -94,19 +94,3 @@ def test_healthy_random_numbers_pass(
         program(X)
     assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == []
     assert minidbg.stats().not_verified == {}
-
-
-@pytest.mark.slow
-def test_inductor_promotes_a_normal_of_half_and_float(tmp_path: Any) -> None:
-    from support.failing import failing_program
-
-    inputs = torch.ones(8, dtype=torch.float16), torch.ones(8)
-    if (
-        torch.compile(lambda mean, std: torch.normal(mean, std), backend="inductor")(*inputs).dtype
-        == torch.float16
-    ):
-        pytest.skip("this torch has mended it")
-    torch._dynamo.reset()
-    found = failing_program(lambda mean, std: torch.normal(mean, std), inputs, "inductor", tmp_path)
-    assert "has dtype float32, eager gives float16" in found.text
-    assert found.ops == ["normal"]

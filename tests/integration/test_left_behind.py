@@ -5,7 +5,6 @@ The answer to a failure is a stub here; ``torch.compile`` and the backends are r
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +20,6 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters
 
 from minidbg import AccuracyError, stats, wrap
-from minidbg.wrapper.verify import quiet
 
 pytestmark = pytest.mark.usefixtures("answers")
 
@@ -95,22 +93,3 @@ def test_compiles_of_our_own_keep_others_out_and_are_not_counted(answers: Answer
 def planted_graph(gm: fx.GraphModule) -> fx.Graph:
     planted.wrong_relu(gm, ())
     return gm.graph
-
-
-def test_silence_may_end_in_another_thread_than_it_began() -> None:
-    """Two graphs are compared at once: the first in changes what is the process's, the last out puts it back."""
-    began, end = threading.Event(), threading.Event()
-
-    def compares() -> None:
-        with quiet():
-            began.set()
-            end.wait(60)
-
-    other = threading.Thread(target=compares)
-    other.start()
-    began.wait(60)
-    with quiet():
-        end.set()
-        other.join(60)
-        assert torch.is_warn_always_enabled()
-    assert not torch.is_warn_always_enabled()

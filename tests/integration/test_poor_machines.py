@@ -26,12 +26,6 @@ lack, folder = sys.argv[1:]
 backend = "inductor" if lack == "compiler" else planted_backends.raises_on_relu
 x = torch.linspace(-1, 1, 5)
 
-def no_process(*args, **kwargs):
-    raise BlockingIOError(11, "Resource temporarily unavailable")
-
-if lack == "processes":
-    import subprocess
-    os.fork = subprocess.Popen = no_process
 if lack == "descriptors":
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 compiled = torch.compile(model, backend=minidbg.wrap(backend, repro_dir=folder, seconds=60))
@@ -76,19 +70,6 @@ def test_full_disk_is_told_and_the_capture_goes_elsewhere(tmp_path: Path) -> Non
     assert "cannot be written (No space left on device)" in line
     assert "3 -> 1 nodes" in line
     assert script_in(tmp_path, line.partition("run: python ")[2]).is_file()
-
-
-def test_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "repros").write_text("a file")
-    (line,) = failed(tmp_path, "folder", tmp_path / "repros")
-    assert "repros cannot be written (" in line
-    assert script_in(tmp_path, line.partition("run: python ")[2]).is_file()
-
-
-def test_without_new_processes_the_capture_is_kept(tmp_path: Path) -> None:
-    (line,) = failed(tmp_path, "processes", tmp_path / "repros")
-    assert "not reduced: no process can be started for it here" in line
-    assert script_in(tmp_path, line).is_file()
 
 
 def test_without_a_compiler_nothing_is_reduced(tmp_path: Path) -> None:

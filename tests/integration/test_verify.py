@@ -18,6 +18,7 @@ import torch
 import wrong_results as planted
 from support.new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
@@ -576,6 +577,15 @@ def test_with_gradients_it_runs_once_more_before_on_copies_that_do_not_outlive_t
     assert copied() is None
 
 
+def test_a_call_with_fake_tensors_is_a_tracers_and_settles_nothing() -> None:
+    compiled = wrap(Counting())(fx.symbolic_trace(lambda x: (x + 1,)), [GRID])
+    with FakeTensorMode() as mode:
+        compiled(mode.from_tensor(GRID))
+    assert stats().verified == 0
+    compiled(GRID)
+    assert stats().verified == 1
+
+
 def test_results_in_memory_that_is_used_again_stay_what_they_are(answers: Answers) -> None:
     result = call(lambda x: x.sin(), GRID.clone(), backend=planted.same_buffer_each_time)
     assert torch.equal(result, GRID.sin())
@@ -625,6 +635,22 @@ def test_with_fallback_the_caller_gets_eagers_results_and_gradients(
     [text] = warnings_of(caplog)
     assert "wrong_relu gives wrong results for a graph" in text
     assert "going on with eager" in text
+
+
+def test_wrong_results_of_a_call_that_cannot_be_repeated_are_kept_and_later_calls_run_in_eager(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Autograd has had the written tensor in its graph since."""
+
+    def adds_one(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return lambda *args: tuple(value + 1 for value in gm.forward(*args))
+
+    w = torch.ones(2, requires_grad=True)
+    compiled = wrap(adds_one, on_failure="fallback")(
+        fx.symbolic_trace(lambda x, w: (x.mul_(w) * 2,)), [w * 1, w]
+    )
+    assert [compiled(w * 1, w)[0].tolist() for _ in range(2)] == [[3.0] * 2, [2.0] * 2]
+    assert "these results, and eager in later calls" in warnings_of(caplog)[-1]
 
 
 def test_in_a_chain_the_next_link_takes_over_and_is_verified_too(answers: Answers) -> None:

@@ -86,39 +86,6 @@ FIRST_STATES = {
 }  # fmt: skip
 
 
-def test_a_save_without_a_change_and_junk_cause_no_sweep(desk: Desk, daemon: WatchProcess) -> None:
-    mark = daemon.mark()
-    desk.save("sqrt", BROKEN)
-    (desk.package / "sqrt.py~").write_text("backup")
-    (desk.package / "run.log").write_text("ignored by .gitignore")
-    (desk.package / "__pycache__").mkdir(exist_ok=True)
-    (desk.package / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"junk")
-    time.sleep(1.5)
-    assert daemon.since(mark, "sweep_started") == []
-
-
-def test_two_edits_of_the_same_size_in_the_same_second_are_both_seen(
-    desk: Desk, daemon: WatchProcess
-) -> None:
-    one, other = "def pow(value):\n    return value + 1\n", "def pow(value):\n    return value + Q\n"
-    assert len(one) == len(other)
-    mark = daemon.mark()
-    desk.module("pow").write_text(other)
-    status = desk.module("pow").stat()
-    daemon.wait_for_event("sweep_started", since=mark)
-    desk.module("pow").write_text(one)
-    os.utime(desk.module("pow"), ns=(status.st_atime_ns, status.st_mtime_ns))
-    end = daemon.wait_for_sweep(since=mark)
-    assert states(desk) == FIRST_STATES
-    mark = daemon.mark()
-    desk.module("pow").write_text(other)
-    os.utime(desk.module("pow"), ns=(status.st_atime_ns, status.st_mtime_ns))
-    daemon.wait_for_event("flip", since=mark)
-    daemon.wait_for_sweep(since=mark)
-    assert states(desk)["pow.py"] == "changed"
-    assert end["sweep"] > 1
-
-
 def test_a_branch_switch_with_hundreds_of_files_is_one_sweep(desk: Desk, daemon: WatchProcess) -> None:
     git(desk.source, "switch", "-q", "-c", "feature")
     mark = daemon.mark()

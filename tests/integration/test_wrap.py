@@ -6,7 +6,6 @@ The answer to a failure is a stub here; ``torch.compile`` and the backends are r
 from __future__ import annotations
 
 import functools
-import gc
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -382,13 +381,6 @@ def test_bad_arguments_are_errors_at_once(
 # ---- by name, through the entry point
 
 
-def test_by_name_with_the_wrapped_backend_in_the_options(answers: Answers) -> None:
-    counter = CompileCounter()
-    compiled = torch.compile(double, backend="minidbg", options={"backend": counter})
-    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
-    assert counter.frame_count == 1
-
-
 @pytest.mark.parametrize(
     ("options", "given"),
     [
@@ -536,7 +528,6 @@ def test_a_graph_that_cannot_be_copied_is_passed_on_without_us(
     assert warnings_of(caplog) == ["minidbg: a graph is not wrapped (ZeroDivisionError: a bug of ours)"]
 
 
-@pytest.mark.slow
 def test_a_wrapper_inside_a_wrapped_backend_answers_once(answers: Answers) -> None:
     error = fail(lambda: torch.compile(double, backend=wrap(wrap(raises)))(torch.ones(2)))
     assert type(error) is BackendCompilerFailed
@@ -678,18 +669,6 @@ def test_a_failing_backward_is_captured_and_raised_with_its_report(
     assert case.provenance.notes == ()
 
 
-@pytest.mark.slow
-def test_inputs_of_a_failing_backward_that_are_gone_are_stood_in_for(answers: Answers) -> None:
-    weight = torch.randn(3, requires_grad=True)
-    compiled = torch.compile(lambda x, w: x * w, backend=wrap(with_broken_backward, verify="never"))
-    loss = compiled(torch.randn(2, 3), weight + 0).sum()
-    gc.collect()
-    fail(loss.backward)
-    values = answers.cases[0].inputs
-    assert [tuple(value.shape) for value in values] == [(2, 3), (3,)]
-    assert "stand in" in answers.cases[0].provenance.notes[0]
-
-
 def test_after_a_failed_backward_fallback_is_eager_in_later_calls(answers: Answers) -> None:
     backend = wrap(with_broken_backward, on_failure="fallback", verify="never")
     compiled = torch.compile(double, backend=backend)
@@ -713,7 +692,6 @@ def test_the_programs_own_error_in_backward_is_not_blamed_on_the_backend(answers
 # ---- a chain
 
 
-@pytest.mark.slow
 def test_a_chain_uses_the_first_link_that_works_and_captures_the_others(
     answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -863,33 +841,3 @@ def test_in_a_job_of_several_ranks_reduction_waits(answers: Answers, monkeypatch
     fail(lambda: torch.compile(double, backend=wrap(raises))(torch.ones(2)))
     fail(lambda: torch.compile(torch.sin, backend=wrap(raises, reduce="now"))(torch.ones(2)))
     assert [settings.reduce for settings in answers.settings] == [Reduce.LATER, Reduce.NOW]
-
-
-# ---- inductor itself
-
-
-@pytest.mark.slow
-def test_inductor_failing_in_the_backward_is_captured(answers: Answers) -> None:
-    from torch._inductor import config
-    from torch._inductor.exc import InductorError
-
-    def refuses_backward_graphs(graph: fx.Graph) -> None:
-        if any(node.op == "placeholder" and "tangents" in node.name for node in graph.nodes):
-            raise ValueError("no backward in this pass")
-
-    x = torch.randn(3, requires_grad=True)
-    with config.patch(post_grad_custom_pre_pass=refuses_backward_graphs):
-        loss = (
-            torch.compile(lambda x: torch.cumsum(x + 1, 0), backend=wrap("inductor", verify="never"))(x)
-            .square()
-            .sum()
-        )
-        error = fail(loss.backward)
-    assert type(error) is InductorError
-    assert error.__notes__ == ["minidbg: report 1"]
-    case = answers.cases[0]
-    assert (case.kind, case.signature.direction, case.spec.backward) == (
-        Kind.COMPILE,
-        Direction.BACKWARD,
-        True,
-    )

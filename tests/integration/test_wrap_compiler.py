@@ -130,13 +130,12 @@ def test_a_failing_run_has_the_inputs_that_the_callee_cleared(answers: Answers) 
     assert "minidbg: report 1" in caught.value.__notes__
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "kind"),
     [
-        (planted.raises_on_relu, Kind.COMPILE),
+        pytest.param(planted.raises_on_relu, Kind.COMPILE, marks=pytest.mark.slow),
         (planted.raises_in_run_on_relu, Kind.RUNTIME),
-        (planted.adds_one_to_relu, Kind.ACCURACY),
+        pytest.param(planted.adds_one_to_relu, Kind.ACCURACY, marks=pytest.mark.slow),
     ],
 )
 def test_fallback_goes_on_in_eager_with_the_same_bits(

@@ -55,6 +55,7 @@ def test_result_is_smaller_and_still_fails(seed: int, features: dict[str, bool])
     assert result.certified
     sizes = [len(calls(step)) for step, _ in result.steps]
     assert sizes == sorted(sizes, reverse=True)
+    assert all(fails(copy.deepcopy(step), clone_values(inputs)) for step, inputs in result.steps)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

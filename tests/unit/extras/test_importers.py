@@ -266,24 +266,16 @@ def test_a_backend_that_the_file_imports_is_found_again(after_dynamo: Path) -> N
 
 
 NO_MODULE = "from no_such_package.sub import mine"
+NO_SUCH = "ModuleNotFoundError: No module named 'no_such_package'"
+AT_THE_END = AFTER_DYNAMO.replace("    run_repro(", f"    {NO_MODULE}\n    run_repro(")
 NOT_HERE = {
-    "a name that nobody registered": AFTER_DYNAMO.replace("BACKEND", "'mine'"),
-    "none": AFTER_DYNAMO.replace("BACKEND", "None"),
-    "a name that nothing defines": AFTER_DYNAMO.replace("BACKEND", "mine"),
-    "no Python": AFTER_DYNAMO.replace("BACKEND", "<function mine at 0x7f>"),
-    "imported above": f"{NO_MODULE}\n{AFTER_DYNAMO}".replace("BACKEND", "mine"),
-    "imported at the end": AFTER_DYNAMO.replace("BACKEND", "mine").replace(
-        "    run_repro(", f"    {NO_MODULE}\n    run_repro("
-    ),
-}
-REFUSALS = {
-    "a name that nobody registered": "its backend is 'mine': no backend named 'mine'; .*--backend",
-    "none": "its backend is None: torch had no name for it; .*--backend",
-    "a name that nothing defines": r"line 34, .*backend=mine\): NameError: name 'mine' is not defined",
-    "no Python": r"line 34, .*backend=<function mine at 0x7f>: SyntaxError: invalid syntax$",
-    "imported above": f"line 1, {NO_MODULE}: ModuleNotFoundError: No module named 'no_such_package'",
-    "imported at the end": f"line 33, {NO_MODULE}: ModuleNotFoundError: No module named 'no_such_package'",
-}
+    "a name that nobody registered": (AFTER_DYNAMO, "'mine'", "its backend is 'mine': no backend named 'mine'; .*--backend"),
+    "none": (AFTER_DYNAMO, "None", "its backend is None: torch had no name for it; .*--backend"),
+    "a name that nothing defines": (AFTER_DYNAMO, "mine", r"line 34, .*backend=mine\): NameError: name 'mine' is not defined"),
+    "no Python": (AFTER_DYNAMO, "<function mine at 0x7f>", r"line 34, .*backend=<function mine at 0x7f>: SyntaxError: invalid syntax$"),
+    "imported above": (f"{NO_MODULE}\n{AFTER_DYNAMO}", "mine", f"line 1, {NO_MODULE}: {NO_SUCH}"),
+    "imported at the end": (AT_THE_END, "mine", f"line 33, {NO_MODULE}: {NO_SUCH}"),
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -291,15 +283,16 @@ REFUSALS = {
 def test_a_backend_that_is_not_here_is_refused_by_name_and_replaced_where_the_file_runs_without_it(
     what: str, after_dynamo: Path
 ) -> None:
-    after_dynamo.write_text(NOT_HERE[what])
-    with pytest.raises(UnreadableTorchRepro, match=REFUSALS[what]) as refused:
+    text, backend, why = NOT_HERE[what]
+    after_dynamo.write_text(text.replace("BACKEND", backend))
+    with pytest.raises(UnreadableTorchRepro, match=why) as refused:
         next(importers.cases_of_torch_repro(after_dynamo, None))
     cases = importers.cases_of_torch_repro(after_dynamo, "planted_backends:raises_on_relu")
     if "--backend" in str(refused.value):
         case, *_ = cases
         assert case.compiler is planted.raises_on_relu
     else:  # the file itself cannot be executed here
-        with pytest.raises(UnreadableTorchRepro, match=REFUSALS[what]):
+        with pytest.raises(UnreadableTorchRepro, match=why):
             next(cases)
 
 

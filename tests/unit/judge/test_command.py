@@ -225,12 +225,6 @@ def test_usage_errors_exit_with_125(write_script: WriteScript, argument: str) ->
     assert run_here(write_script("raises_on_relu"), argument) == 125
 
 
-def test_wrong_values_reproduce_in_a_script(write_script: WriteScript, capfd: Any) -> None:
-    assert run_here(write_script("adds_one_to_relu", kind="accuracy")) == 1
-    assert in_words(capfd.readouterr().out).startswith("reproduces: ")
-    assert run_here(write_script("runs_the_graph", kind="accuracy")) == 0
-
-
 BFLOAT16 = "import wrong_results\nbackend = wrong_results.computes_in_bfloat16\n"
 
 
@@ -313,13 +307,3 @@ def test_dangerous_scripts_live_to_tell_the_verdict(
     found = running.run(write_script(backend, kind=kind, header=header))
     said = ": ".join(part for part in (found.in_words, found.message) if part)
     assert (found.verdict.exit_status, words in said) == (status, True), said
-
-
-@pytest.mark.slow
-def test_model_that_dies_in_eager_is_invalid(
-    write_script: WriteScript, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = MODEL.replace("return (torch.relu(x),)", "__import__('ctypes').string_at(0)")
-    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
-    found = running.run(write_script("segfaults_on_relu", kind="crash", model=model))
-    assert found.in_words.startswith("invalid: eager itself died (SIGSEGV)")

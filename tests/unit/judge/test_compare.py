@@ -331,6 +331,7 @@ def test_tolerances_can_be_given_for_all_dtypes_or_one() -> None:
     assert is_silent(actual, ONES, tolerances={"any": (1e-2, 0.0)})
     assert is_silent(actual, ONES, tolerances={"float32": (1e-2, 0.0)})
     assert found(actual, ONES, tolerances={"float64": (1e-2, 0.0)})
+    assert found(actual, ONES, tolerances={"any": (1e-2, 0.0), "float32": (1e-6, 0.0)})
 
 
 def test_excess_is_the_margin_up_to_which_a_difference_counts() -> None:

@@ -74,26 +74,6 @@ def test_healthy_backend_is_gone(case_of: CaseOf, call: CallPath, backend: Any) 
     assert execute(case_of(backend, call=call)).verdict is Verdict.GONE
 
 
-def test_wrong_values_are_an_accuracy_failure(case_of: CaseOf) -> None:
-    outcome = execute(case_of(planted.adds_one_to_relu, call=CallPath.DIRECT))
-    assert outcome.signature.kind is Kind.ACCURACY
-    assert outcome.figures["actual"] - outcome.figures["expected"] == pytest.approx(1.0)
-
-
-def test_same_signature_reproduces_and_another_one_is_changed(case_of: CaseOf) -> None:
-    seen = execute(case_of(planted.raises_on_relu)).signature
-    assert execute(case_of(planted.raises_on_relu, signature=seen)).verdict is Verdict.REPRODUCES
-    for other in (
-        replace(seen, message="cannot lower gelu"),
-        replace(seen, kind=Kind.RUNTIME),
-        replace(seen, direction=Direction.BACKWARD),
-        replace(seen, types=("ValueError",)),
-        replace(seen, frames=("acme:lower", *seen.frames)),
-        Signature(Kind.CRASH),
-    ):
-        assert execute(case_of(planted.raises_on_relu, signature=other)).verdict is Verdict.CHANGED
-
-
 @BOTH_PATHS
 def test_model_that_fails_in_eager_is_invalid_whatever_the_backend_does(
     case_of: CaseOf, call: CallPath

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.core.run_spec import BackendRef, Context, RunSpec
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import (
     brief,
     compared,
     cotangent_for,
+    entered_modes,
     first_lines,
     gradients_of,
     left_behind,
@@ -62,6 +65,15 @@ def test_options_that_this_torch_lacks_are_left_out_and_the_others_are_put_back(
         assert config.epilogue_fusion is not before
         assert not config.fx_graph_cache
     assert config.epilogue_fusion is before
+
+
+def test_autocast_uses_the_device_of_the_failing_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pytorch's test_minifier, test_repro_minify_autocast_uses_tensor_device: entered once, with that device."""
+    entered: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torch, "autocast", lambda *given, **_: entered.append(given) or nullcontext())
+    with entered_modes(Context(autocast=(("cuda", "torch.float16", True),))):
+        pass
+    assert entered == [("cuda", torch.float16)]
 
 
 def test_without_a_way_from_a_result_to_an_input_there_is_no_gradient() -> None:

@@ -13,7 +13,7 @@ from torch import fx
 
 from minidbg import repro
 from minidbg.core.outcome import Direction, Kind, Signature, Verdict
-from minidbg.core.run_spec import PRECISIONS, BackendRef, CallPath, Context, RunSpec
+from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge import run
@@ -25,32 +25,9 @@ WRONG = Signature(Kind.ACCURACY, message="output: float")
 MakeCase = Callable[..., Case]
 
 
-@pytest.mark.parametrize(("margin", "verdict"), [(1.0, Verdict.REPRODUCES), (1e6, Verdict.GONE)])
-def test_a_margin_asks_for_a_larger_error(case_of: MakeCase, margin: float, verdict: Verdict) -> None:
-    case = case_of(planted.wrong_relu, signature=WRONG, margin=margin)
-    assert execute(case).verdict is verdict
-
-
 def test_a_margin_is_the_root_of_the_excess_between_1_and_10() -> None:
     margins = [margin_for({"excess": excess}) for excess in (0.5, 16.0, "inf")]
     assert [margin_for({}), *margins] == [1.0, 1.0, 4.0, 10.0]
-
-
-@pytest.mark.parametrize(
-    ("backend", "tolerances", "verdict"),
-    [
-        (planted.wrong_relu, {"any": (0.1, 0.1)}, Verdict.GONE),
-        (planted.wrong_relu, {"float32": (0.1, 0.1)}, Verdict.GONE),
-        (planted.wrong_relu, {"float16": (0.1, 0.1)}, Verdict.REPRODUCES),
-        (planted.wrong_relu, {"any": (0.1, 0.1), "float32": (1e-6, 1e-6)}, Verdict.REPRODUCES),
-        (planted.computes_in_bfloat16, {}, Verdict.REPRODUCES),
-        (planted.computes_in_bfloat16, PRECISIONS["bfloat16"], Verdict.GONE),
-    ],
-)
-def test_tolerances_and_a_precision_by_design_are_part_of_the_case(
-    case_of: MakeCase, backend: Any, tolerances: Any, verdict: Verdict
-) -> None:
-    assert execute(case_of(backend, signature=WRONG, tolerances=tolerances)).verdict is verdict
 
 
 def test_match_narrows_the_failure(case_of: MakeCase) -> None:
@@ -61,18 +38,6 @@ def test_match_narrows_the_failure(case_of: MakeCase) -> None:
 
 def gives_it_back(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
     return gm
-
-
-def compiles_one_call(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-    return gm if len(gm.graph.nodes) > 3 else fx.Interpreter(gm).run
-
-
-def test_a_graph_that_is_given_back_is_no_pass_of_a_backend_that_compiles_others(case_of: MakeCase) -> None:
-    for backend, reason in ((compiles_one_call, run.HANDED_BACK), (gives_it_back, run.BY_DESIGN)):
-        outcome = execute(case_of(backend, signature=WRONG))
-        assert outcome.verdict is Verdict.GONE
-        assert outcome.reason == reason
-    assert not execute(case_of("aot_eager", signature=WRONG)).reason
 
 
 def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:

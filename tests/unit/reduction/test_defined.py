@@ -83,6 +83,17 @@ def test_no_result_becomes_empty_or_infinite(function: Callable[..., Any], op: s
         assert value.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("function", "op", "size"),
+    [(lambda a: a[:, :0], "getitem", (1, 1)), (lambda a: a / 0.0, "truediv", (1, 1))],
+    ids=["empty", "infinite"],
+)
+def test_a_result_that_was_empty_or_infinite_before_keeps_nothing_large(
+    function: Callable[..., Any], op: str, size: tuple[int, ...]
+) -> None:
+    assert simplified(function, [x(8, 8)], op).inputs[0].shape == size
+
+
 def places(*values: int) -> Tensor:
     return torch.tensor(values)
 

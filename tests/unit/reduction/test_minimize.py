@@ -37,35 +37,10 @@ def test_single_culprit_among_a_thousand_takes_at_most_fourteen_calls(place: int
     assert result.oracle_calls == needs.calls <= 14
 
 
-@pytest.mark.slow
-def test_places_spread_over_the_graph_take_about_twelve_calls_in_the_geometric_mean() -> None:
-    counts = [minimize(*chain(1000), Needs(f"op_{place}")).oracle_calls for place in range(7, 1000, 67)]
-    assert torch.tensor(counts, dtype=torch.float64).log().mean().exp() < 12.5
-
-
 def test_whole_graph_is_not_asked_when_something_smaller_fails() -> None:
     needs = Needs("op_3")
     minimize(*chain(100), needs)
     assert max(map(len, needs.asked)) <= 60
-
-
-@pytest.mark.parametrize(
-    ("names", "calls"),
-    [(["op_149", "op_150"], 20), (["op_20", "op_140", "op_270"], 45)],
-    ids=["neighbours", "far apart"],
-)
-def test_culprits_that_only_fail_together_end_as_a_graph_of_just_those(names: list[str], calls: int) -> None:
-    result = minimize(*chain(300), needs := Needs(*names))
-    assert call_names(result.graph_module) == names
-    assert result.certified
-    assert needs.calls < calls
-
-
-def test_result_of_dense_culprits_costs_about_two_calls_each() -> None:
-    names = [f"op_{number}" for number in range(0, 40, 2)]
-    result = minimize(*chain(40), needs := Needs(*names))
-    assert call_names(result.graph_module) == names
-    assert needs.calls < 5 * len(names)
 
 
 @pytest.mark.parametrize("calls", [1, 50])
@@ -142,15 +117,6 @@ def test_interrupt_keeps_the_best_so_far() -> None:
     assert not result.certified
     assert "op_10" in call_names(result.graph_module)
     assert call_count(result.graph_module) < 150
-
-
-def test_steps_go_from_large_to_small_and_all_fail() -> None:
-    needs = Needs("op_77")
-    result = minimize(*chain(200), needs)
-    sizes = [call_count(step) for step, _ in result.steps]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] == 1
-    assert all(needs(step, inputs) for step, inputs in result.steps)
 
 
 def test_grad_mode_left_behind_by_a_failing_predicate_changes_nothing() -> None:

@@ -9,8 +9,6 @@ import pytest
 from support.lying_repro import lay
 
 from minidbg import commands
-from minidbg.commands.output import find_repro
-from minidbg.core.errors import MinidbgError
 from minidbg.report import repro_details, summary
 
 
@@ -63,9 +61,3 @@ def test_show_prints_json_with_the_same_facts(
     told = json.loads(capsys.readouterr().out)
     assert told["figures"]["nodes_before"] == 5
     assert told["devices"][0]["verdict"] == "gone"
-
-
-def test_a_repro_is_found_by_a_part_of_its_name_that_only_it_has(repro: Path) -> None:
-    assert find_repro(Path("relu"), repro.parent) == repro
-    with pytest.raises(MinidbgError, match=r"no repro's name .*compile_relu_aaaaaa"):
-        find_repro(Path("cumsum"), repro.parent)

@@ -171,18 +171,6 @@ def test_a_repro_is_found_by_its_path_or_enough_of_its_name(tmp_path: Path) -> N
         assert find_repro(text, tmp_path) == found
 
 
-def test_a_name_that_means_no_repro_or_several_says_which_there_are(tmp_path: Path) -> None:
-    with pytest.raises(MinidbgError, match="no repro's name contains 'x'"):
-        find_repro(Path("x"), tmp_path)
-    for number in range(6):
-        script(tmp_path, f"{number}_relu.py")
-    with pytest.raises(MinidbgError, match=r"0_relu, .*, 4_relu, \.\.\.$"):
-        find_repro(Path("x"), tmp_path)
-    (tmp_path / "5_relu.py").unlink()
-    with pytest.raises(MinidbgError, match=r"several repros: .*, 4_relu; "):
-        find_repro(Path("relu"), tmp_path)
-
-
 def test_the_hidden_folder_is_kept_out_of_git_unless_somebody_decided_otherwise(tmp_path: Path) -> None:
     ignore = hidden_folder(tmp_path) / ".gitignore"
     assert ignore.read_text() == "*\n"

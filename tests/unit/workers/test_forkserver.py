@@ -181,20 +181,6 @@ def test_a_backend_with_threads_of_its_own_is_asked_where_they_are(
     assert ["ReluNotSupported" in one.message for one in outcomes] == [True, True], outcomes
 
 
-@pytest.mark.slow
-def test_importing_minidbg_starts_nothing_in_torch() -> None:
-    program = """
-        import os, torch
-        before = sorted(os.listdir("/proc/self/task"))
-        import minidbg
-        minidbg.wrap("eager")
-        import minidbg.oracle
-        print(sorted(os.listdir("/proc/self/task")) == before)
-    """
-    done = python("-c", textwrap.dedent(program), check=True)
-    assert done.stdout == "True\n"
-
-
 def test_driver_in_sight_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it would start the threads that it is to do without."""
     ran: list[object] = []

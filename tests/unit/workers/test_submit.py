@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import planted_backends as planted
-import psutil
 import pytest
 import torch
 from support.doubles import Children
@@ -97,19 +96,6 @@ def test_hang_in_backward_is_told(case_of: CaseOf) -> None:
     outcome = ask(case_of(hangs_in_backward, inputs=(x,), backward=True), seconds=2)
     assert (outcome.signature.kind, outcome.signature.direction) == (Kind.HANG, Direction.BACKWARD)
     assert outcome.signature.types == ("runtime",)
-
-
-def test_backend_that_takes_all_memory_is_ended(case_of: CaseOf) -> None:
-    outcome = ask(case_of(planted.takes_all_memory_on_relu), seconds=100)
-    assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, ("memory limit",))
-
-
-@pytest.mark.slow
-def test_processes_that_a_hanging_backend_started_are_ended(case_of: CaseOf) -> None:
-    outcome = ask(case_of(planted.leaves_processes_on_relu), seconds=2)
-    assert outcome.signature.kind is Kind.HANG
-    lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    assert ["sleep", "613"] not in lines
 
 
 def test_death_in_eager_is_invalid(case_of: CaseOf) -> None:

@@ -11,7 +11,6 @@ from minidbg.core.settings import Reduce, Settings
 from minidbg.wrapper.process import ReductionBudget, several_ranks
 
 ONE = Signature(Kind.COMPILE, types=("ValueError",), message="one")
-OTHER = Signature(Kind.COMPILE, types=("ValueError",), message="other")
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +26,6 @@ def grant(
 ) -> tuple[Reduce | None, str]:
     settings, why = budget.grant(signature, error or ValueError(), Settings(**changes))
     return settings.reduce, why
-
-
-def test_the_seconds_are_for_all_reductions_together() -> None:
-    budget = ReductionBudget()
-    budget.spend(7, None, None)
-    assert budget.grant(ONE, ValueError(), Settings(seconds=10))[0].seconds == 3
-    budget.spend(3, None, None)
-    reduce, why = grant(budget, OTHER, seconds=10)
-    assert reduce is Reduce.LATER
-    assert "10 s" in why
 
 
 def test_what_was_refused_does_not_count_as_reduced_and_what_has_no_signature_is_each_its_own() -> None:

@@ -84,7 +84,9 @@ def test_threads_in_silence_at_once_leave_warnings_and_anomaly_detection_as_they
         first.__exit__(None, None, None)
         warnings.warn("nobody hears it", stacklevel=1)
         assert not torch.is_anomaly_enabled()
+        assert torch.is_warn_always_enabled()
         second.__exit__(None, None, None)
         assert torch.is_anomaly_enabled()
         assert not torch.is_anomaly_check_nan_enabled()
     assert warnings.filters == filters
+    assert not torch.is_warn_always_enabled()

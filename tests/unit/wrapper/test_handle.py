@@ -188,6 +188,10 @@ def test_reductions_spend_the_seconds_of_the_process_and_captures_spend_none(
     assert handle.PROCESS.budget.spent_s == 2.0
     handle.capture_and_reduce(failure(ValueError("another")), Settings(seconds=10.0))
     assert responded[-1][1].seconds == 8.0
+    handle.capture_and_reduce(failure(ValueError("a third")), Settings(seconds=4.0))
+    case, settings = responded[-1]
+    assert settings.reduce is Reduce.LATER
+    assert "4 s" in case.provenance.notes[-1]
 
 
 def test_who_listens_hears_each_failure_with_what_became_of_it(
