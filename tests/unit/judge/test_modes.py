@@ -126,7 +126,7 @@ def all_differences(names: Iterable[str], dtypes: Iterable[torch.dtype], most_sa
 
 
 def test_usual_operators_give_eagers_bits_under_each_mode() -> None:
-    names = NAMED_QUICK.split()[day() % 3 :: 3]  # the slow test asks them all
+    names = NAMED_QUICK.split()[day() % 9 :: 9]  # the slow test asks them all
     assert all_differences(names, [torch.float32, torch.float64], 2) == []
 
 
