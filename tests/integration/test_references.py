@@ -497,12 +497,6 @@ def test_module_of_the_scripts_folder_is_found_there_where_no_other_folder_has_i
     assert "other\nresult" in world.run(found).output
 
 
-def test_script_names_the_missing_module_on_another_machine(world: World) -> None:
-    (found,) = world.found("import thunder_like", "thunder_like.shared")
-    ended = world.run({**found, "paths": ["/nowhere"]})
-    assert "ModuleNotFoundError: No module named 'thunder_like'" in ended.output
-
-
 def test_program_run_by_python_m_keeps_its_relative_imports(world: World) -> None:
     files = {"pkg/__init__.py": "", "pkg/near.py": SIBLING["sibling.py"]}
     program = f"""

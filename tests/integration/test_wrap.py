@@ -464,6 +464,9 @@ def test_the_graph_of_the_case_is_the_one_before_the_backend_touched_it(answers:
     case = answers.cases[0]
     assert torch.equal(case.graph_module(torch.ones(2))[0], torch.full((2,), 3.0))
     assert case.provenance.nodes == 2
+    torch._dynamo.reset()
+    chain = wrap([mutilates_the_graph_and_raises, "eager"])
+    assert torch.equal(torch.compile(double, backend=chain)(torch.ones(2)), torch.full((2,), 3.0))
 
 
 @pytest.mark.parametrize("error", [SkipFrame, DataDependentOutputException, UnsupportedFakeTensorException])
@@ -692,6 +695,7 @@ def test_the_programs_own_error_in_backward_is_not_blamed_on_the_backend(answers
 # ---- a chain
 
 
+@pytest.mark.slow
 def test_a_chain_uses_the_first_link_that_works_and_captures_the_others(
     answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,6 +42,10 @@ def chain(calls: int = 40) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
+def calls_of(graph_module: fx.GraphModule) -> list[torch_internals.GivenCall]:
+    return [torch_internals.GivenCall.of(n) for n in graph_module.graph.nodes if n.op == "call_function"]
+
+
 def named(raises: Callable[[fx.GraphModule], object]) -> Suspects:
     """What the frames of what ``raises`` raises over a graph name of it."""
     graph_module = chain()
@@ -49,9 +53,7 @@ def named(raises: Callable[[fx.GraphModule], object]) -> Suspects:
     def call_user_compiler() -> None:
         raises(graph_module)
 
-    calls = [
-        torch_internals.GivenCall.of(node) for node in graph_module.graph.nodes if node.op == "call_function"
-    ]
+    calls = calls_of(graph_module)
     with pytest.raises(Refused) as caught:
         call_user_compiler()
     return suspects_of(caught.value, calls)
@@ -130,7 +132,7 @@ def test_the_stack_of_a_dead_process_names_nodes_by_its_generated_line(tmp_path:
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
         f'  File "{path}", line 5 in call\n  File "/lib/torch/_inductor/output_code.py", line 7 in __call__\n'
     )
-    calls = [torch_internals.GivenCall.of(node) for node in chain().graph.nodes if node.op == "call_function"]
+    calls = calls_of(chain())
     assert suspects_in_stack(stderr, calls) == (("x_3",),)
     assert suspects_in_stack("no stack", calls) == ()
 
@@ -291,9 +293,7 @@ def test_a_node_without_a_known_source_stands_for_those_of_its_line_in_the_progr
     for node in graph_module.graph.nodes:
         if node.name in ("x_3", "x_4"):
             node.meta["stack_trace"] = line
-    calls = [
-        torch_internals.GivenCall.of(node) for node in graph_module.graph.nodes if node.op == "call_function"
-    ]
+    calls = calls_of(graph_module)
 
     def lower(op: str) -> None:
         made = fx.Graph().create_node(op, torch.cos if op == "call_function" else "x", (), name="decomposed")
@@ -311,7 +311,7 @@ def test_the_stacks_of_other_threads_than_the_one_that_died_name_nothing(tmp_pat
     path.write_text(GENERATED)
     of_this_line = f'  File "{path}", line 5 in call\n'
     stderr = f"Thread 0x00a (most recent call first):\n{of_this_line}\nCurrent thread 0x00b (most recent call first):\n"
-    calls = [torch_internals.GivenCall.of(node) for node in chain().graph.nodes if node.op == "call_function"]
+    calls = calls_of(chain())
     assert suspects_in_stack(stderr, calls) == ()
     assert suspects_in_stack(stderr + of_this_line, calls) == (("x_3",),)
 
@@ -324,5 +324,5 @@ def test_a_stack_that_names_no_generated_line_names_no_node(tmp_path: Path, spoi
     elif spoiled == "not inductor's":
         path.write_text(GENERATED.replace("inductor", "acme"))
     stderr = f'Current thread 0x00b (most recent call first):\n  File "{path}", line 5 in call\n'
-    calls = [torch_internals.GivenCall.of(node) for node in chain().graph.nodes if node.op == "call_function"]
+    calls = calls_of(chain())
     assert suspects_in_stack(stderr, calls) == ()

@@ -207,6 +207,21 @@ def is_interrupted(folder: Path) -> None:
     assert has_gone(pid)
 
 
+def is_cut_off_by_a_handler_of_the_askers_own(folder: Path) -> None:
+    """One of SIGALRM mostly raises TimeoutError, which a socket raises too when its own time is up."""
+
+    def out_of_time(*_: object) -> None:
+        raise TimeoutError("the program's own limit")
+
+    asked = workers.submit_to_server(request("hangs", pid=str(folder / "pid")))
+    pid, before = pid_in(folder / "pid"), signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        with_a_signal(signal.SIGUSR1, TimeoutError, asked.result)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert has_gone(pid)
+
+
 def hears_the_first_interrupt(folder: Path) -> None:
     question = replace(request("hangs", pid=str(folder / "pid"), interruptible=True), interrupts=True)
     asked = workers.start_server().ask(question)
@@ -357,7 +372,7 @@ def has_a_server_of_its_own(folder: Path) -> None:
 
 ENDINGS = (
     is_answered, answers_at_length, has_no_answer, crashes_in_c, raises_in_the_child, is_not_there, is_in_no_module, passes_its_time, passes_its_memory,
-    is_cut_off_by_its_deadline, is_cancelled, is_interrupted, hears_the_first_interrupt,
+    is_cut_off_by_its_deadline, is_cancelled, is_interrupted, is_cut_off_by_a_handler_of_the_askers_own, hears_the_first_interrupt,
     asks_two_at_once_of_which_one_crashes, is_killed_while_its_question_hangs,
     passes_its_time_while_its_question_hangs, loses_its_supervisor, loses_its_server, loses_the_program,
     loses_all_at_once, sends_a_descriptor, is_a_preparation_alone, has_a_server_of_its_own,

@@ -39,13 +39,6 @@ def echo(argument: Mapping[str, Any], note: Any) -> Any:
     return [argument["value"], os.environ.get("OF_THE_ASKER"), os.getcwd()]
 
 
-def sleep(argument: Mapping[str, Any], note: Any) -> None:
-    note("asleep")
-    with open(argument["pid_file"], "w") as file:
-        file.write(str(os.getpid()))
-    time.sleep(300)
-
-
 def has_autograd(argument: Mapping[str, Any], note: Any) -> Any:
     weight = torch.ones(65, 65, requires_grad=True)
     torch.autograd.backward((torch.ones(65, 65) @ weight).relu().sum())
@@ -110,31 +103,6 @@ def test_ctrl_c_ends_all_that_is_asked_at_once() -> None:
         time.sleep(0.01)
     assert left == []
     assert asked("echo", value=5).value[0] == 5
-
-
-def test_a_time_limit_of_the_askers_own_ends_the_wait_and_the_question(tmp_path: Path) -> None:
-    """A handler of SIGALRM mostly raises TimeoutError, which a socket raises too when its own time is up."""
-    pid_file, me = tmp_path / "pid", threading.get_ident()
-
-    def out_of_time(*_: object) -> None:
-        raise TimeoutError("the program's own limit")
-
-    def alarm() -> None:
-        while not (pid_file.exists() and pid_file.read_text()):
-            time.sleep(0.01)
-        signal.pthread_kill(me, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, out_of_time)
-    try:
-        threading.Thread(target=alarm).start()
-        with pytest.raises(TimeoutError, match="own limit"):
-            asked("sleep", pid_file=str(pid_file), seconds=20)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(int(pid_file.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
 # ---- the asker is left alone -----------------------------------------------------------------------
