@@ -181,7 +181,7 @@ def extract(
             or any(sharing[storage] > 1 for node in written_to for storage in storages.get(node, ()))
         )
     ordered = sorted(placeholders, key=index.__getitem__)
-    graph_module = build(recording, calls, instead, without, ordered, lifted, attributes, returned, unpacked)
+    made = build(recording, calls, instead, without, ordered, lifted, attributes, returned, unpacked)
     try:
         whole = recording.values([(at, node) for (node, _, _), at in lifted.items()])
     except EagerFailure as failure:
@@ -191,7 +191,7 @@ def extract(
         values = list(map(with_history, values))
     plain = [recording.input_of[node] for node in ordered]
     origins: list[PieceKey] = [(node, 0, ()) for node in ordered]
-    return Piece(graph_module, (*plain, *values), (*origins, *lifted), faithful)
+    return Piece(made, (*plain, *values), (*origins, *lifted), faithful)
 
 
 def build(

@@ -214,7 +214,7 @@ def _is_in_place_name(name: str) -> bool:
     return name.endswith("_")
 
 
-def argument_of(node: fx.Node, key: str, default: Any = None, *, position: int | None = None) -> Any:
+def argument_of(node: fx.Node, key: str, default: Any = None, position: int | None = None) -> Any:
     if key in node.kwargs:
         return node.kwargs[key]
     parameters = _parameters(node.target) if node.op == "call_function" else []

@@ -259,19 +259,19 @@ class _Recorder(fx.Interpreter):
         if plain in DROPOUTS:
             ones = torch.ones_like(args[0])
             kwargs = {key: v for key, v in kwargs.items() if key not in ("inplace", "input")}
-            in_place = name.endswith("_") or argument_of(node, "inplace", False, position=3) is True
+            in_place = name.endswith("_") or argument_of(node, "inplace", False, 3) is True
             return partial(multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
         if plain == ATTENTION:
             mask = attention_mask(*args, result=result, **kwargs)
             autocast = torch.is_autocast_enabled(result.device.type)
             return partial(give_mask, mask, result.dtype, autocast)
-        if name == "gumbel_softmax" and not argument_of(node, "hard", False, position=2):
-            tau = argument_of(node, "tau", 1, position=1)
-            dim = argument_of(node, "dim", -1, position=4)
+        if name == "gumbel_softmax" and not argument_of(node, "hard", False, 2):
+            tau = argument_of(node, "tau", 1, 1)
+            dim = argument_of(node, "dim", -1, 4)
             logits = args[0].clone()
             soft = self.again(node, (logits, *args[1:]), kwargs)
             return partial(add_noise, soft.as_read(lambda y: tau * y.log() - logits), tau, dim)
-        if name == "rrelu" and argument_of(node, "inplace", False, position=4) is False:
+        if name == "rrelu" and argument_of(node, "inplace", False, 4) is False:
             signs = torch.where(args[0] > 0, 1, -1).to(args[0])  # which draw as many numbers
             mask = self.again(node, (signs, *args[1:]), kwargs).as_read(lambda y: y / signs)
             return partial(multiply_by_mask, mask, False)
@@ -386,7 +386,7 @@ def give_mask(
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     defaults = {"attn_mask": None, "is_causal": False}
-    given = [argument_of(node, name, defaults.get(name), position=at) for at, name in enumerate(names)]
+    given = [argument_of(node, name, defaults.get(name), at) for at, name in enumerate(names)]
     rest = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if node.kwargs.get(name)}
     call, method, inside = gm.graph.call_function, gm.graph.call_method, mask.value.dtype
     given[4] = 0.0

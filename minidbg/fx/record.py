@@ -152,9 +152,9 @@ class Recording:
         self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
         self.index = {node: position for position, node in enumerate(self.nodes)}
         self.writing: dict[fx.Node, list[fx.Node]] = {
-            node: targets
+            node: into
             for node in self.nodes
-            if is_call(node) and (targets := list(dict.fromkeys(written_arguments(graph_module, node))))
+            if is_call(node) and (into := [*dict.fromkeys(written_arguments(graph_module, node))])
         }
         """Nodes that may write to values that they did not make, with the nodes of those values."""
         self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
@@ -348,8 +348,8 @@ class Recording:
     @contextmanager
     def _surroundings(self, env: Env) -> Iterator[None]:
         """Modes and random state as before the first node; all as it was when the block ends."""
-        accelerators = [device for device, _ in self._random_states[1:]]
-        with restoring_generators(accelerators), self.around(), torch_internals.preserving_thread_state():
+        devices = [device for device, _ in self._random_states[1:]]
+        with restoring_generators(devices), self.around(), torch_internals.preserving_thread_state():
             for device, state in self._random_states:
                 set_generator_state(device, state)
             torch.set_grad_enabled(self.grad)

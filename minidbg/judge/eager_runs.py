@@ -231,9 +231,8 @@ def moved(run: Any, usual: Any, expected: torch.Tensor, relative: float, absolut
 
 
 def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
-    """Whether two runs of eager differ by no more than rounding: floats by the root of their dtype's
-    precision, or by as much as ``one`` from float64, since autocast rounds more than the dtype tells.
-    """
+    """Whether two runs of eager differ by no more than rounding: floats by the root of the dtype's
+    precision, or as ``one`` does from float64: autocast rounds more than the dtype tells."""
     if not (_are_plain(one, two) and one.dtype is two.dtype):
         if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
             return not (_are_plain(one, one) or _are_plain(two, two))  # not comparable, so no noise

@@ -149,7 +149,8 @@ class RoundingNoise(PerturbedEager):
         if any(alias and not alias.is_write for alias in returns):
             return result  # a view of what is off already
         results = result if isinstance(result, (tuple, list)) else (result,)
-        chooses = name in EXACT.split() or any(x in OF_EXTREMES for x in args if isinstance(x, str | float))
+        plain = [x for x in args if isinstance(x, str | float)]
+        chooses = name in EXACT.split() or any(x in OF_EXTREMES for x in plain)
         if chooses or (name in CASTS_OF_ATEN and not is_narrower(results[0], args)):
             return result
         for index, one in enumerate(results):

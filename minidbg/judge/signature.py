@@ -96,7 +96,7 @@ def exception_chain(error: BaseException | None) -> list[BaseException]:
         seen.add(id(error))
         inner = inner_of(error)
         if inner is None and quotes(error, error.__context__):
-            inner = error.__context__  # raised `from None`, but its text begins with the inner one's
+            inner = error.__context__  # raised `from None`, but its text begins with it
         if inner is None or qualified_name(error) not in DYNAMO_WRAPS:
             chain.append(error)
         error = inner

@@ -102,11 +102,9 @@ def of_generated_line(file: str, line: int, known: Calls) -> list[Set[str]]:
     end = max(map(order.index, below), default=len(order)) + 1
     between = order[first:end]
     ran = [call["kernel"] for text in lines[start : line - 1] if (call := CPP_KERNEL.match(text))]
-    new = {
-        name
-        for name in between
-        if (op := f"_{op_name(known[name])}_") in called["kernel"] and not any(op in one for one in ran)
-    }
+    ops = {name: f"_{op_name(known[name])}_" for name in between}
+    in_kernel = [name for name in between if ops[name] in called["kernel"]]
+    new = {name for name in in_kernel if not any(ops[name] in kernel for kernel in ran)}
     return [new, set(between)]
 
 

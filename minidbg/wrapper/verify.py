@@ -244,10 +244,8 @@ class Verification:
     def outputs_show_numbers(self, expected: dict[str, Any]) -> bool:
         """Whether eager's outputs differ with another seed, so equal ones tell of equal numbers."""
         again = self.before.eager(seed=OTHER_SEED, backward=False)
-        found = Comparison(again, {**expected, "gradients": {}}, self.before.eager, self.spec).difference(
-            explained_by=()
-        )
-        return found is not None
+        runs = Comparison(again, {**expected, "gradients": {}}, self.before.eager, self.spec)
+        return runs.difference(explained_by=()) is not None
 
     def with_numbers(self, fed: Derandomized) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""
