@@ -50,8 +50,7 @@ def number_text(value: complex, dtype: torch.dtype = torch.float64) -> str:
 
 def rounded(value: float) -> str:
     """``value`` to two significant digits, as a person writes it: ``0.02``, ``1.2e-05``, ``12``."""
-    text = repr(float(f"{value:.1e}"))
-    return text.removesuffix(".0")
+    return repr(float(f"{value:.1e}")).removesuffix(".0")
 
 
 def tensor_literal(items: Any, dtype: torch.dtype, margin: str = "") -> str:

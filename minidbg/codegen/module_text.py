@@ -29,12 +29,9 @@ INDENT = "    "
 
 ConstantExpression = Callable[[str, Tensor], str]
 """Dotted name and tensor -> the expression that ``__init__`` evaluates to make it."""
+by_name: ConstantExpression = "constants[{!r}]".format
 
 _text_numbers = itertools.count(1)
-
-
-def by_name(name: str, value: Tensor) -> str:
-    return f"constants[{name!r}]"
 
 
 @dataclass(frozen=True, slots=True)
