@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from minidbg import backends, torch_internals
-from minidbg.codegen.module_text import ModuleSource, instantiate, write_graph_builder, write_module
+from minidbg.codegen.module_text import instantiate, write_graph_builder, write_module
 from minidbg.core.errors import CannotWrite, MinidbgError
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction, Outcome, Verdict
@@ -74,8 +74,10 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         compiler = case.compiler if case.compiler is not None else backends.resolve(case.backend)
     except (ImportError, MinidbgError) as error:
         return Outcome(Verdict.SKIPPED, reason=f"the backend is not here: {run.brief(error)}")
+    # as a repro script holds it, so that script and judge run the same program
+    write = write_graph_builder if case.spec.call is CallPath.DIRECT else write_module
     try:
-        source = written_module(case)
+        source = write(case.graph_module)
     except CannotWrite as error:
         return Outcome(Verdict.INVALID, reason=str(error))
     device = next((str(x.device) for x in case.inputs if isinstance(x, torch.Tensor)), "cpu")
@@ -120,13 +122,6 @@ def named_in_case(
     # dynamo of 2.14 and later writes arithmetic on sizes in an order of its own
     pairs = zip(*(sorted(calls, key=lambda call: call.text) for calls in (given, own)), strict=True)
     return renamed(suspects, {theirs.name: ours.name for theirs, ours in pairs})
-
-
-def written_module(case: Case) -> ModuleSource:
-    """A case's graph as a repro script holds it, so that script and judge run the same program."""
-    if case.spec.call is CallPath.DIRECT:
-        return write_graph_builder(case.graph_module)
-    return write_module(case.graph_module)
 
 
 def unless_another_graph(

@@ -17,7 +17,7 @@ from minidbg.core.machine import NEVER, Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values, copy_graph_module, freezing_gc
 from minidbg.reduction import edits, find
-from minidbg.reduction.search import BudgetSpent, Candidate, Pass, Search, repeat, run_passes
+from minidbg.reduction.search import BudgetSpent, Candidate, Pass, Search, run_passes
 from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
 
 LEAST_SIMPLIFYING_S = 20.0
@@ -119,7 +119,10 @@ def reduce_to_fixed_point(search: Search) -> None:
             search.phase = "chunks"
             find.drop_chunks(search)
         search.keep_passed_through = True
-        repeat(search, ALONG_A_CHAIN if search.traits.raises_when_run else POLISHING)
+        polished = None  # until a whole round changes nothing: that round is the certificate
+        while search.best is not polished:
+            polished = search.best
+            run_passes(search, ALONG_A_CHAIN if search.traits.raises_when_run else POLISHING)
 
 
 def simplify_truly(search: Search) -> None:

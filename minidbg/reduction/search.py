@@ -362,14 +362,6 @@ def run_passes(search: Search, passes: Iterable[tuple[str, Pass]]) -> None:
             search.consider(edit(search) if edit else None)
 
 
-def repeat(search: Search, passes: Sequence[tuple[str, Pass]]) -> None:
-    """Until a whole round changes nothing: that round is the certificate."""
-    before = None
-    while search.best is not before:
-        before = search.best
-        run_passes(search, passes)
-
-
 # --- telling candidates apart ---
 
 
