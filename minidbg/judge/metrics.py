@@ -1,0 +1,244 @@
+"""The metrics of the field by their names, of one result or of several, and a judge made of them.
+
+``a`` is what the backend gave, ``e`` what eager gave. All are computed in float64, complex numbers
+by their real and imaginary parts, integers and bools as numbers. NaN, and infinities of one sign,
+that both have in the same places are left out; any other NaN or infinity makes each metric NaN,
+which no judge accepts. So does another shape. Where nothing is left, as in what is empty, the
+metrics are those of equal values. What is no number (a string, None) is equal or makes them NaN.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from minidbg.core.errors import MinidbgError
+
+NAN = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How near ``a`` is to ``e``."""
+
+    pcc: float = 1.0
+    """Pearson's correlation. Of one element, or where ``a`` or ``e`` is a constant: 1 if
+    ``allclose(rtol=1e-2, atol=1e-2)``, else 0."""
+    cosine: float = 1.0
+    """Of the angle between both as vectors: 1 if both are zero, 0 if one is."""
+    max_abs: float = 0.0
+    mean_abs: float = 0.0
+    max_rel: float = 0.0
+    """The largest ``|a - e| / |e|`` where ``e`` is not zero."""
+    sqnr: float = math.inf
+    """``20 * log10(norm(e) / norm(e - a))``, in dB."""
+    ratio: float = 1.0
+    """The distance of ``a`` from float64 in units of eager's own, as root mean squares: infinite
+    where eager alone is exact, NaN where ``a`` differs and float64 is not known."""
+    top1: float = 1.0
+    """The part of the rows (last dimension) where ``a`` is largest at a largest element of ``e``."""
+    equal: bool = True
+    """Of one dtype and shape, and equal in each element; NaN equals NaN."""
+
+    def as_columns(self) -> dict[str, float | bool]:
+        return asdict(self)
+
+
+NAMES: tuple[str, ...] = tuple(Metrics.__dataclass_fields__)
+NONE_IS_NEAR = Metrics(*[NAN] * (len(NAMES) - 1), equal=False)
+LARGE_IS_BAD = ("max_abs", "mean_abs", "max_rel", "ratio")
+
+
+def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
+    """The metrics of one result; ``reference`` is what float64 gives for it, if that is known.
+
+    Sparse and quantized tensors are compared by their dense values.
+    """
+    if not all(isinstance(value, torch.Tensor | int | float | complex) for value in (a, e)):
+        return Metrics() if type(a) is type(e) and a == e else NONE_IS_NEAR
+    form = [
+        (value.dtype, value.layout) if isinstance(value, torch.Tensor) else type(value) for value in (a, e)
+    ]
+    a, e = map(_dense, (a, e))
+    if a.shape != e.shape:
+        return NONE_IS_NEAR
+    equal = form[0] == form[1] and bool(((a == e) | ((a != a) & (e != e))).all())
+    exact = _dense(reference) if reference is not None else None
+    exact = _numbers(exact) if exact is not None and exact.shape == e.shape else None
+    top1 = _top1(_numbers(a), _numbers(e))
+    a, e = (_numbers(value).flatten() for value in (a, e))
+    exact = exact.flatten() if exact is not None and exact.numel() == e.numel() else None
+    same = (a == e) | (a.isnan() & e.isnan())
+    counts = ~(same & ~e.isfinite())
+    a, e, exact = a[counts], e[counts], exact[counts] if exact is not None else None
+    if not bool(a.isfinite().all() and e.isfinite().all()):
+        return NONE_IS_NEAR
+    if not e.numel():
+        return Metrics(top1=top1, equal=equal)
+    off = (a - e).abs()
+    sizes = off[e != 0] / e[e != 0].abs()
+    return Metrics(
+        pcc=_pcc(a, e),
+        cosine=_cosine(a, e),
+        max_abs=float(off.max()),
+        mean_abs=float(off.mean()),
+        max_rel=float(sizes.max()) if sizes.numel() else 0.0,
+        sqnr=_decibels(float(e.norm()), float(off.norm())),
+        ratio=_ratio(a, e, exact),
+        top1=top1,
+        equal=equal,
+    )
+
+
+def worst(metrics: Iterable[Metrics]) -> Metrics:
+    """The worst of each over several results; NaN is worse than any number."""
+    columns = [one.as_columns() for one in metrics] or [Metrics().as_columns()]
+
+    def of(name: str) -> Any:
+        values = [column[name] for column in columns]
+        if any(value != value for value in values):
+            return NAN
+        return max(values) if name in LARGE_IS_BAD else min(values)
+
+    return Metrics(**{name: of(name) for name in NAMES})
+
+
+def _dense(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(value)
+    value = value.detach().cpu()
+    if value.is_quantized:
+        value = value.dequantize()
+    return value.to_dense() if value.layout is not torch.strided else value
+
+
+def _numbers(value: torch.Tensor) -> torch.Tensor:
+    """In float64 on the CPU."""
+    if value.is_complex():
+        return torch.view_as_real(value.resolve_conj().to("cpu", torch.complex128))
+    return value.to("cpu", torch.float64)
+
+
+def _pcc(a: torch.Tensor, e: torch.Tensor) -> float:
+    if bool((a == a[0]).all() or (e == e[0]).all()):  # one element too
+        return float(torch.allclose(a, e, rtol=1e-2, atol=1e-2))
+    return _cosine(a - a.mean(), e - e.mean())
+
+
+def _cosine(a: torch.Tensor, e: torch.Tensor) -> float:
+    largest = [float(value.abs().max()) for value in (a, e)]
+    if not all(largest):
+        return float(largest[0] == largest[1])
+    a, e = a / largest[0], e / largest[1]  # squares of what is tiny would be zero
+    return max(-1.0, min(1.0, float((a / a.norm()) @ (e / e.norm()))))
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if not noise:
+        return math.inf
+    return 20 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _ratio(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor | None) -> float:
+    if torch.equal(a, e):
+        return 1.0
+    if exact is None or not bool(exact.isfinite().all()):
+        return NAN
+    theirs, own = (float((value - exact).norm()) for value in (a, e))
+    return theirs / own if own else math.inf if theirs else 1.0
+
+
+def _top1(a: torch.Tensor, e: torch.Tensor) -> float:
+    if not e.numel():
+        return 1.0
+    rows = [value.nan_to_num(-math.inf, math.inf, -math.inf) for value in (a, e)]
+    a, e = (value.reshape(-1, value.shape[-1] if value.dim() else 1) for value in rows)
+    chosen = e.gather(1, a.argmax(1, keepdim=True))
+    return float((chosen == e.amax(1, keepdim=True)).double().mean())
+
+
+# --- a judge, as an expression of them ---
+
+
+class BadJudge(MinidbgError):
+    """An expression that is no judge."""
+
+    advice = (
+        f"compare metrics with numbers, joined by and, or: 'pcc>=0.99', 'top1'; metrics: {', '.join(NAMES)}"
+    )
+
+
+OPERATORS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """``pcc>=0.99``, ``cosine>=0.99 and max_abs<1e-3``, ``equal``; ``top1`` alone is 1 at each row."""
+
+    text: str
+    tree: ast.expr
+
+    @classmethod
+    def of(cls, text: str) -> Judge:
+        """Raises BadJudge."""
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+            _value(tree, Metrics())
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            why = error.msg if isinstance(error, SyntaxError) else error
+            shown = repr(text).replace("; ", ";")  # what comes after one is advice
+            raise BadJudge(f"{shown} is no judge: {why}") from None
+        return cls(text.strip(), tree)
+
+    def accepts(self, metrics: Iterable[Metrics]) -> bool:
+        """Whether it is true of each result."""
+        return all(_value(self.tree, one) for one in metrics)
+
+
+def _value(tree: ast.expr, metrics: Metrics) -> bool:
+    """Each part is asked, so that what is wrong in any is refused. Raises ValueError."""
+    match tree:
+        case ast.BoolOp(op=ast.And()):
+            parts = [_value(part, metrics) for part in tree.values]
+            return all(parts)
+        case ast.BoolOp(op=ast.Or()):
+            parts = [_value(part, metrics) for part in tree.values]
+            return any(parts)
+        case ast.Name(id="top1" | "equal"):
+            return bool(getattr(metrics, tree.id) == 1)
+        case ast.Compare():
+            sides = [tree.left, *tree.comparators]
+            if not any(isinstance(side, ast.Name) for side in sides):
+                raise ValueError("it compares no metric")
+            values = [_side(side, metrics) for side in sides]
+            pairs = zip(tree.ops, values, values[1:], strict=False)
+            parts = [_operator(op)(one, other) for op, one, other in pairs]
+            return all(parts)
+    raise ValueError(f"{ast.unparse(tree)!r} is no comparison")
+
+
+def _operator(op: ast.cmpop) -> Callable[[Any, Any], bool]:
+    if type(op) not in OPERATORS:
+        raise ValueError("only <, <=, >, >= and == compare")
+    return OPERATORS[type(op)]
+
+
+def _side(tree: ast.expr, metrics: Metrics) -> float:
+    match tree:
+        case ast.Name() if tree.id in NAMES:
+            return float(getattr(metrics, tree.id))
+        case ast.Name():
+            raise ValueError(f"no metric is called {tree.id!r}")
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -float(number)
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+    raise ValueError(f"{ast.unparse(tree)!r} is neither a metric nor a number")

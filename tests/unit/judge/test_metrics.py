@@ -1,0 +1,117 @@
+"""The metrics of the field, against numpy and torch's own; and what a judge accepts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.ao.ns.fx.utils import compute_sqnr
+
+from minidbg.judge.metrics import BadJudge, Judge, Metrics, metrics_of, worst
+
+NAN, INF = math.nan, math.inf
+T = torch.tensor
+
+
+def a_pair(dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    e = torch.randn(17, 23, generator=random)
+    return (e + 0.01 * torch.randn(17, 23, generator=random)).to(dtype), e.to(dtype)
+
+
+def test_they_are_those_of_numpy_and_torch_to_six_digits() -> None:
+    off = []
+    for seed, dtype in enumerate((torch.float64, torch.float32, torch.float16, torch.bfloat16)):
+        a, e = a_pair(dtype, seed)
+        x, y = (value.double().numpy().ravel() for value in (a, e))
+        wanted = {
+            "pcc": np.corrcoef(x, y)[0, 1],
+            "cosine": x @ y / np.linalg.norm(x) / np.linalg.norm(y),
+            "max_abs": np.abs(x - y).max(),
+            "mean_abs": np.abs(x - y).mean(),
+            "max_rel": (np.abs(x - y)[y != 0] / np.abs(y)[y != 0]).max(),
+            "sqnr": float(compute_sqnr(e.float(), a.float())),
+            "top1": (a.float().numpy().argmax(1) == e.float().numpy().argmax(1)).mean(),
+        }
+        got = metrics_of(a, e).as_columns()
+        off += [(dtype, name, got[name]) for name in wanted if got[name] != pytest.approx(wanted[name], 1e-6)]
+    assert off == []
+
+
+def test_ratio_is_the_distance_from_float64_in_units_of_eagers_own() -> None:
+    exact = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    e, a = exact + 0.001, exact - 0.003
+    assert metrics_of(a, e, exact).ratio == pytest.approx(3.0)
+    assert metrics_of(a, exact, exact).ratio == INF
+    assert metrics_of(e, e, None).ratio == 1.0
+    assert math.isnan(metrics_of(a, e, None).ratio)
+
+
+ROWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "one element, near": (T([1.005]), T([1.0]), {"pcc": 1.0, "equal": False}),
+    "one element, far": (T([1.5]), T([1.0]), {"pcc": 0.0}),
+    "a constant, near": (T([2.0, 2.001]), T([2.0, 2.0]), {"pcc": 1.0}),
+    "a constant, far": (T([2.0, 3.0]), T([2.0, 2.0]), {"pcc": 0.0}),
+    "NaN in the same place": (T([NAN, 1.0, 2.0]), T([NAN, 1.0, 2.0]), {"pcc": 1.0, "equal": True}),
+    "NaN of the backend's": (
+        T([NAN, 1.0, 2.0]),
+        T([0.0, 1.0, 2.0]),
+        {"pcc": NAN, "max_abs": NAN, "ratio": NAN},
+    ),
+    "NaN of eager's": (T([0.0, 1.0]), T([NAN, 1.0]), {"cosine": NAN, "equal": False}),
+    "one infinity": (T([INF, 1.0, 2.0]), T([INF, 1.0, 2.0]), {"max_abs": 0.0, "equal": True}),
+    "another infinity": (T([INF, 1.0]), T([-INF, 1.0]), {"max_abs": NAN}),
+    "integers": (T([1, 2, 4]), T([1, 2, 3]), {"max_abs": 1.0, "equal": False}),
+    "integers too large for float64": (T([2**60 + 1]), T([2**60]), {"equal": False}),
+    "bools": (T([True, False]), T([True, True]), {"max_abs": 1.0, "pcc": 0.0}),
+    "complex": (T([1 + 1j, 2j]), T([1 + 1j, 1j]), {"max_abs": 1.0}),
+    "empty": (torch.ones(0, 3), torch.ones(0, 3), {"pcc": 1.0, "sqnr": INF, "equal": True, "top1": 1.0}),
+    "sparse": (T([[0.0, 2.0]]).to_sparse(), T([[0.0, 1.0]]).to_sparse(), {"max_abs": 1.0}),
+    "another shape": (torch.ones(2), torch.ones(2, 1), {"pcc": NAN, "equal": False}),
+    "another dtype": (torch.ones(2).double(), torch.ones(2), {"max_abs": 0.0, "equal": False}),
+    "zeros": (torch.zeros(3), torch.zeros(3), {"cosine": 1.0, "pcc": 1.0, "sqnr": INF}),
+    "zeros for numbers": (torch.zeros(2), T([1.0, 2.0]), {"cosine": 0.0, "sqnr": 0.0, "max_rel": 1.0}),
+    "numbers for zeros": (T([1.0, 2.0]), torch.zeros(2), {"cosine": 0.0, "sqnr": -INF, "max_rel": 0.0}),
+    "tiny numbers": (T([1e-30, 2e-30]), T([1e-30, 2e-30]), {"cosine": 1.0}),
+    "a tie at the top": (T([[1.0, 3.0, 2.0]]), T([[3.0, 3.0, 1.0]]), {"top1": 1.0}),
+    "another at the top": (T([[1.0, 3.0], [5.0, 1.0]]), T([[3.0, 1.0], [5.0, 1.0]]), {"top1": 0.5}),
+    "a number": (2.0, 2.0, {"pcc": 1.0, "equal": True}),
+    "no number": ("a", "b", {"pcc": NAN, "equal": False}),
+    "None twice": (None, None, {"pcc": 1.0, "equal": True}),
+}
+
+
+def test_each_kind_of_result_has_an_answer() -> None:
+    off = []
+    for what, (a, e, wanted) in ROWS.items():
+        got = metrics_of(a, e).as_columns()
+        off += [(what, n, got[n]) for n in wanted if got[n] != pytest.approx(wanted[n], nan_ok=True)]
+    assert off == []
+
+
+def test_the_worst_result_counts() -> None:
+    both = worst([Metrics(pcc=0.5, max_abs=0.1), Metrics(pcc=0.9, max_abs=0.3, equal=False)])
+    assert (both.pcc, both.max_abs, both.equal) == (0.5, 0.3, False)
+    assert math.isnan(worst([Metrics(), Metrics(pcc=NAN)]).pcc)
+
+
+def test_a_judge_accepts_what_its_expression_says_of_each_result() -> None:
+    good, bad = Metrics(pcc=0.995, cosine=0.999, max_abs=1e-4, sqnr=40.0), Metrics(*[NAN] * 8, equal=False)
+    rows = {
+        "pcc>=0.99": True, "pcc>=0.999": False, "cosine>=0.99 and max_abs<1e-3": True, "top1": True,
+        "equal": True, "pcc>0.999 or sqnr>=10": True, "0.99<=pcc<=1": True, "ratio<1.5": True,
+        "sqnr > -3": True, "max_rel == 0": True,
+    }  # fmt: skip
+    assert {text: Judge.of(text).accepts([good]) for text in rows} == rows
+    assert [text for text in rows if Judge.of(text).accepts([good, bad])] == []
+
+
+def test_anything_else_is_refused_and_the_metrics_are_named() -> None:
+    for text in ("", "pcc", "pcc>=", "psnr>3", "1<2", "not top1", "abs(pcc)>1", "pcc!=1", "__import__('os')",
+                 "pcc>=0.99 or x", "pcc + 1 > 2", "pcc > 'a'", "equal; top1", "pcc.real > 0"):  # fmt: skip
+        with pytest.raises(BadJudge, match="is no judge") as refused:
+            Judge.of(text)
+        assert "metrics: pcc, cosine" in refused.value.in_two()[1], text
