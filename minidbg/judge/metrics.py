@@ -42,7 +42,7 @@ class Metrics:
     """The distance of ``a`` from float64 in units of eager's own, as root mean squares: infinite
     where eager alone is exact, NaN where ``a`` differs and float64 is not known."""
     top1: float = 1.0
-    """The part of the rows (last dimension) where ``a`` is largest at a largest element of ``e``."""
+    """The part of the rows (last dimension) where ``a`` is largest where ``e`` is."""
     equal: bool = True
     """Of one dtype and shape, and equal in each element; NaN equals NaN."""
 
@@ -50,8 +50,8 @@ class Metrics:
         return asdict(self)
 
 
-NAMES: tuple[str, ...] = tuple(Metrics.__dataclass_fields__)
-NONE_IS_NEAR = Metrics(*[NAN] * (len(NAMES) - 1), equal=False)
+METRICS: tuple[str, ...] = tuple(Metrics.__dataclass_fields__)
+FAR = Metrics(NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, equal=False)
 LARGE_IS_BAD = ("max_abs", "mean_abs", "max_rel", "ratio")
 
 
@@ -61,24 +61,24 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     Sparse and quantized tensors are compared by their dense values.
     """
     if not all(isinstance(value, torch.Tensor | int | float | complex) for value in (a, e)):
-        return Metrics() if type(a) is type(e) and a == e else NONE_IS_NEAR
+        return Metrics() if type(a) is type(e) and a == e else FAR
     form = [
         (value.dtype, value.layout) if isinstance(value, torch.Tensor) else type(value) for value in (a, e)
     ]
     a, e = map(_dense, (a, e))
     if a.shape != e.shape:
-        return NONE_IS_NEAR
+        return FAR
     equal = form[0] == form[1] and bool(((a == e) | ((a != a) & (e != e))).all())
     exact = _dense(reference) if reference is not None else None
-    exact = _numbers(exact) if exact is not None and exact.shape == e.shape else None
-    top1 = _top1(_numbers(a), _numbers(e))
-    a, e = (_numbers(value).flatten() for value in (a, e))
+    exact = _as_float64(exact) if exact is not None and exact.shape == e.shape else None
+    top1 = _top1(_as_float64(a), _as_float64(e))
+    a, e = (_as_float64(value).flatten() for value in (a, e))
     exact = exact.flatten() if exact is not None and exact.numel() == e.numel() else None
     same = (a == e) | (a.isnan() & e.isnan())
     counts = ~(same & ~e.isfinite())
     a, e, exact = a[counts], e[counts], exact[counts] if exact is not None else None
     if not bool(a.isfinite().all() and e.isfinite().all()):
-        return NONE_IS_NEAR
+        return FAR
     if not e.numel():
         return Metrics(top1=top1, equal=equal)
     off = (a - e).abs()
@@ -90,15 +90,15 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
         mean_abs=float(off.mean()),
         max_rel=float(sizes.max()) if sizes.numel() else 0.0,
         sqnr=_decibels(float(e.norm()), float(off.norm())),
-        ratio=_ratio(a, e, exact),
+        ratio=_in_units_of_eagers(a, e, exact),
         top1=top1,
         equal=equal,
     )
 
 
-def worst(metrics: Iterable[Metrics]) -> Metrics:
+def worst_of(metrics: Iterable[Metrics]) -> Metrics:
     """The worst of each over several results; NaN is worse than any number."""
-    columns = [one.as_columns() for one in metrics] or [Metrics().as_columns()]
+    columns = [each.as_columns() for each in metrics] or [Metrics().as_columns()]
 
     def of(name: str) -> Any:
         values = [column[name] for column in columns]
@@ -106,7 +106,7 @@ def worst(metrics: Iterable[Metrics]) -> Metrics:
             return NAN
         return max(values) if name in LARGE_IS_BAD else min(values)
 
-    return Metrics(**{name: of(name) for name in NAMES})
+    return Metrics(**{name: of(name) for name in METRICS})
 
 
 def _dense(value: Any) -> torch.Tensor:
@@ -115,10 +115,11 @@ def _dense(value: Any) -> torch.Tensor:
     value = value.detach().cpu()
     if value.is_quantized:
         value = value.dequantize()
-    return value.to_dense() if value.layout is not torch.strided else value
+    dense: torch.Tensor = value if value.layout is torch.strided else value.to_dense()
+    return dense
 
 
-def _numbers(value: torch.Tensor) -> torch.Tensor:
+def _as_float64(value: torch.Tensor) -> torch.Tensor:
     """In float64 on the CPU."""
     if value.is_complex():
         return torch.view_as_real(value.resolve_conj().to("cpu", torch.complex128))
@@ -145,7 +146,7 @@ def _decibels(signal: float, noise: float) -> float:
     return 20 * math.log10(signal / noise) if signal else -math.inf
 
 
-def _ratio(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor | None) -> float:
+def _in_units_of_eagers(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor | None) -> float:
     if torch.equal(a, e):
         return 1.0
     if exact is None or not bool(exact.isfinite().all()):
@@ -169,19 +170,20 @@ def _top1(a: torch.Tensor, e: torch.Tensor) -> float:
 class BadJudge(MinidbgError):
     """An expression that is no judge."""
 
-    advice = (
-        f"compare metrics with numbers, joined by and, or: 'pcc>=0.99', 'top1'; metrics: {', '.join(NAMES)}"
+    advice = "compare metrics with numbers, joined by and, or: 'pcc>=0.99', 'top1'; metrics: " + ", ".join(
+        METRICS
     )
 
 
-OPERATORS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """``pcc>=0.99``, ``cosine>=0.99 and max_abs<1e-3``, ``equal``; ``top1`` alone is 1 at each row."""
+    """``pcc>=0.99``, ``max_abs<1e-3 and equal``; ``top1`` alone: at each row."""
 
     text: str
     tree: ast.expr
@@ -200,7 +202,7 @@ class Judge:
 
     def accepts(self, metrics: Iterable[Metrics]) -> bool:
         """Whether it is true of each result."""
-        return all(_value(self.tree, one) for one in metrics)
+        return all(_value(self.tree, each) for each in metrics)
 
 
 def _value(tree: ast.expr, metrics: Metrics) -> bool:
@@ -220,20 +222,20 @@ def _value(tree: ast.expr, metrics: Metrics) -> bool:
                 raise ValueError("it compares no metric")
             values = [_side(side, metrics) for side in sides]
             pairs = zip(tree.ops, values, values[1:], strict=False)
-            parts = [_operator(op)(one, other) for op, one, other in pairs]
+            parts = [_comparison(op)(*two) for op, *two in pairs]
             return all(parts)
     raise ValueError(f"{ast.unparse(tree)!r} is no comparison")
 
 
-def _operator(op: ast.cmpop) -> Callable[[Any, Any], bool]:
-    if type(op) not in OPERATORS:
+def _comparison(op: ast.cmpop) -> Callable[[Any, Any], bool]:
+    if type(op) not in COMPARISONS:
         raise ValueError("only <, <=, >, >= and == compare")
-    return OPERATORS[type(op)]
+    return COMPARISONS[type(op)]
 
 
 def _side(tree: ast.expr, metrics: Metrics) -> float:
     match tree:
-        case ast.Name() if tree.id in NAMES:
+        case ast.Name() if tree.id in METRICS:
             return float(getattr(metrics, tree.id))
         case ast.Name():
             raise ValueError(f"no metric is called {tree.id!r}")

@@ -94,12 +94,13 @@ def judge(
     any_failure: bool = False,
     note: Callable[[str], object] = lambda phase: None,
     witness: Callable[[BaseException], object] = lambda error: None,
+    seen: Callable[[Comparison], object] = lambda comparison: None,
 ) -> Outcome:
     """Run the model in eager, then through the backend. Never raises what either of them raises.
 
     Results are compared where wrong ones are expected, or ``any_failure`` is looked for. ``note``
     hears which part is about to run, to know what a death was due to. ``witness`` sees what the
-    backend raised, with its traceback.
+    backend raised, with its traceback; ``seen`` both runs, where they are compared.
     """
     spec = runnable.spec
     compares = any_failure or spec.expected.kind.traits.compares
@@ -127,6 +128,7 @@ def judge(
             if actual is not None and compares:
                 note("compare")
                 comparison = Comparison(actual, expected, runnable.eager, spec)
+                seen(comparison)
                 result = compared(comparison, notes) or result
             if result.verdict is Verdict.GONE:
                 if HANDED_BACK in notes and not compiles_one_op(runnable.compiler, spec, inputs):

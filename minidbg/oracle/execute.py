@@ -20,6 +20,7 @@ from minidbg.core.run_spec import CallPath, Level
 from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
 from minidbg.judge import run
+from minidbg.judge.compare import Comparison
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
 from minidbg.torch_internals.devices import devices_of, restoring_generators
 
@@ -59,14 +60,20 @@ ANOTHER_GRAPH = "dynamo handed another graph to the backend"
 """How the reason of an outcome begins that says nothing about the case on this call path."""
 
 
-def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = True) -> Outcome:
+def execute(
+    case: Case,
+    *,
+    note: Note = lambda phase: None,
+    to_the_end: bool = True,
+    seen: Callable[[Comparison], object] = lambda comparison: None,
+) -> Outcome:
     """Run ``case`` once in eager and once through its backend, here; judged against its signature.
 
     Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are
     afterwards what they were. ``note`` hears which part begins: ``eager``, ``compile forward``,
     ``runtime backward``. Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend
     that is known (inductor) may stop once the case can no longer fail as expected; the outcome is
-    then ``gone``, whatever the later stages would have said.
+    then ``gone``, whatever the later stages would have said. ``seen`` is ``judge``'s.
     """
     if case.spec.level is Level.ATEN and case.spec.call is not CallPath.DIRECT:
         return Outcome(Verdict.INVALID, reason="a compiler for aot_autograd is called directly only")
@@ -100,6 +107,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
             any_failure=case.signature is None,
             note=note,
             witness=lambda error: suspects.append(named_in_case(error, case, reached)),
+            seen=seen,
         )
     outcome = replace(outcome, device=device, suspects=next(iter(suspects), ()))
     if stopped:  # what was raised means nothing

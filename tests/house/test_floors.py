@@ -20,7 +20,7 @@ FLOORS = {
             ("judge",),
             ("repro", "oracle"),
             ("reduction",),
-            ("library", "wrapper", "watch", "report"),
+            ("library", "wrapper", "watch", "report", "nodes"),
             ("__init__", "pytest_plugin", "commands"),
             ("extras",),
             ("__main__",),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.ao.ns.fx.utils import compute_sqnr
 
-from minidbg.judge.metrics import BadJudge, Judge, Metrics, metrics_of, worst
+from minidbg.judge.metrics import BadJudge, Judge, Metrics, metrics_of, worst_of
 
 NAN, INF = math.nan, math.inf
 T = torch.tensor
@@ -93,9 +93,9 @@ def test_each_kind_of_result_has_an_answer() -> None:
 
 
 def test_the_worst_result_counts() -> None:
-    both = worst([Metrics(pcc=0.5, max_abs=0.1), Metrics(pcc=0.9, max_abs=0.3, equal=False)])
+    both = worst_of([Metrics(pcc=0.5, max_abs=0.1), Metrics(pcc=0.9, max_abs=0.3, equal=False)])
     assert (both.pcc, both.max_abs, both.equal) == (0.5, 0.3, False)
-    assert math.isnan(worst([Metrics(), Metrics(pcc=NAN)]).pcc)
+    assert math.isnan(worst_of([Metrics(), Metrics(pcc=NAN)]).pcc)
 
 
 def test_a_judge_accepts_what_its_expression_says_of_each_result() -> None:

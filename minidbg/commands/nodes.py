@@ -1,0 +1,176 @@
+"""``minidbg nodes``: what a backend computes node by node, beside eager."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from minidbg.commands import output
+from minidbg.commands.output import note
+from minidbg.core.errors import MinidbgError
+from minidbg.core.text import display_path, printable
+
+if TYPE_CHECKING:
+    from minidbg.fx.case import Case
+    from minidbg.nodes import Row
+
+WRONG_USAGE = 2
+ON_A_TERMINAL = (
+    "node",
+    "op",
+    "line",
+    "shape",
+    "dtype",
+    "pcc",
+    "max_abs_diff",
+    "sqnr_db",
+    "ratio",
+    "status",
+)
+"""The columns of the terminal; files have them all."""
+WIDTH_OF_A_FILE = 240
+"""Columns of a terminal that is none: a file, a pipe."""
+
+
+class Nodes(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Status 1 means a bad row, so what cannot be asked has the shell's usual 2."""
+        try:
+            return super().parse_args(ctx, args)
+        except (click.UsageError, MinidbgError) as error:
+            output.print_error(error)
+            ctx.exit(WRONG_USAGE)
+
+
+def judge_of(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    from minidbg.judge.metrics import Judge
+
+    return Judge.of(text) if text is not None else None
+
+
+@click.command(cls=Nodes)
+@click.argument("path", type=output.REPRO)
+@click.option("--backend", metavar=output.BACKEND, help="Use this backend, not the one in PATH.")
+@click.option(
+    "--judge",
+    metavar="EXPR",
+    callback=judge_of,
+    help="A row is bad where this is false, for example 'pcc>=0.99', or "
+    "'cosine>=0.99 and max_abs<1e-3'. Default: where the error is larger than eager's own explains.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["isolated", "accumulated"]),
+    default="isolated",
+    show_default=True,
+    help="isolated: each node is compiled alone and gets eager's values. accumulated: the "
+    "graph's own values, which it then returns all: that changes what a backend fuses.",
+)
+@click.option("--csv", "csv_file", type=output.FILE, help="Write all columns to this file.")
+@click.option("--jsonl", "jsonl_file", type=output.FILE, help="Write a line of JSON a node, at once.")
+@output.seconds_option(" of each node", 20.0)
+def nodes(
+    path: Path,
+    backend: str | None,
+    judge: Any,
+    mode: str,
+    csv_file: Path | None,
+    jsonl_file: Path | None,
+    seconds: float,
+) -> None:
+    """Compare what a backend computes with eager, node by node.
+
+    PATH is a repro, a capture, a .pt2 file of torch.export.save (with inductor unless --backend is given), or a script that torch's own minifier wrote. The model need not fail. Each node runs in a child process: one that hangs or crashes is a row with status error.
+
+    Only the forward graph is compared, also where a model has a backward. The first bad row is marked, and the last line is the command to go on with: its graph is kept as a capture in the repro folder.
+
+    Exit status: 1 a row is bad, 0 none is, 2 wrong usage.
+    """
+    from minidbg import library
+    from minidbg.nodes import TableMode, node_rows
+
+    with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
+        case = library.case_for_nodes(path, backend)
+    rows = []
+    with contextlib.ExitStack() as files:
+        writers = [*writers_of(files, csv_file, jsonl_file)]
+        for row in node_rows(case, mode=TableMode(mode), judge=judge, seconds=seconds):
+            rows.append(row)
+            for write in writers:
+                write(row)
+    bad = next((row for row in rows if row.status.is_bad), None)
+    print_rows(rows, bad)
+    click.echo(ending(path, case, rows, bad, seconds))
+    sys.exit(1 if bad else 0)
+
+
+def writers_of(files: contextlib.ExitStack, csv_file: Path | None, jsonl_file: Path | None) -> Any:
+    from minidbg.nodes import COLUMNS
+
+    def opened(path: Path) -> IO[str]:
+        return files.enter_context(path.open("w", encoding="utf-8", newline="", buffering=1))
+
+    if csv_file is not None:
+        table = csv.DictWriter(opened(csv_file), COLUMNS)
+        table.writeheader()
+        yield lambda row: table.writerow(row.to_json())
+    if jsonl_file is not None:
+        stream = opened(jsonl_file)
+        yield lambda row: stream.write(json.dumps(row.to_json()) + "\n")
+
+
+def print_rows(rows: Sequence[Row], bad: Row | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(
+        no_color=output.colour() is False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE
+    )
+    table = Table(*ON_A_TERMINAL, "", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        cells = [cell_of(getattr(row, name)) for name in ON_A_TERMINAL]
+        mark = "<------ " if row is bad else ""
+        remark = row.reason if row.status.is_bad or row.status == "no_golden" else ""
+        style = "red" if row.status.is_bad else ""
+        table.add_row(
+            *(Text(printable(cell)) for cell in cells),
+            Text(mark + printable(remark)),
+            style=style,
+        )
+    console.print(table)
+
+
+def cell_of(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def ending(path: Path, case: Case, rows: Iterable[Row], bad: Row | None, seconds: float) -> str:
+    """What there is to type next."""
+    from minidbg import library
+    from minidbg.fx.pieces import CannotExtract
+    from minidbg.nodes import case_of_node
+
+    if bad is None:
+        judged = sum(row.status == "ok" for row in rows)
+        other = f"minidbg nodes {display_path(path)} --backend NAME"
+        return f"no bad row of {judged} judged; another backend: {other}"
+
+    def cases() -> Iterator[Case]:
+        with contextlib.suppress(CannotExtract):
+            yield case_of_node(case, bad.node)
+        yield case
+
+    capture = library.capture_that_fails(cases(), None, seconds * 3)
+    if capture is None:
+        note("minidbg's own judge sees no failure in that node alone, nor in the graph")
+        return f"next: minidbg nodes {display_path(path)} --mode accumulated"
+    return f"next: minidbg reduce {display_path(capture)}"

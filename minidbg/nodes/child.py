@@ -1,0 +1,224 @@
+"""Rows, made in a child: a node cut out and run alone, or the whole graph with all its values."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import oracle
+from minidbg.codegen.origins import location
+from minidbg.core.errors import BackendUnreachable
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.fx.case import Case
+from minidbg.fx.copying import copy_graph_module
+from minidbg.fx.edit import extract
+from minidbg.fx.effects import Fact, is_call, mode_of, op_name, tensors_in
+from minidbg.fx.effects import Mode as ModeChange
+from minidbg.fx.pieces import CannotExtract, Piece, is_tensor, is_unpacking, parts_of
+from minidbg.fx.record import Recording
+from minidbg.judge.compare import Comparison, Difference, mismatch
+from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, left_by
+from minidbg.judge.leaves import CannotCompare, Leaves
+from minidbg.judge.metrics import Judge, Metrics, metrics_of, worst_of
+from minidbg.judge.run import BY_DESIGN, HANDED_BACK, entered_modes
+from minidbg.nodes.row import Row, Status, TableMode
+
+OF_CATEGORY = {
+    "shape": Status.SHAPE_MISMATCH,
+    "structure": Status.SHAPE_MISMATCH,
+    "dtype": Status.DTYPE_MISMATCH,
+}
+
+
+def write_rows(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
+    """Write a line of JSON to the ``stream`` before each node, ``{"at": name}``, and its row after
+    it: ``{"row": {...}}``, or ``{}`` where it has none. ``{"failed": why}``: none of what was asked
+    for together has one."""
+    try:
+        case = oracle.unpacked(argument["case"])
+    except BackendUnreachable as refusal:
+        return {"refused": str(refusal)}
+    judge = Judge.of(argument["judge"]) if argument["judge"] else None
+    table = Table(case, argument["names"], judge, note)
+    rows = table.isolated() if argument["mode"] == TableMode.ISOLATED else table.accumulated()
+    with os.fdopen(argument["stream"], "w", encoding="utf-8") as stream:
+        for line in rows:
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+    return {}
+
+
+class Table:
+    def __init__(
+        self, case: Case, names: Sequence[str], judge: Judge | None, note: Callable[[str], object]
+    ) -> None:
+        self.case = case.with_spec(signature=None, backward=False)
+        self.judge, self.note = judge, note
+        note("eager")
+        self.recording = recording_of(case)
+        self.facts = self.recording.facts
+        self.nodes = [node for node in self.recording.nodes if node.name in set(names)]
+
+    def isolated(self) -> Iterator[dict[str, Any]]:
+        for node in self.nodes:
+            yield {"at": node.name}
+            if self.makes_tensors(node) and not is_unpacking(node, self.facts):
+                yield {"row": self.alone(node).to_json()}
+            else:
+                yield {}
+
+    def accumulated(self) -> Iterator[dict[str, Any]]:
+        """A tuple's parts have rows, and it has none."""
+        asked = [node for node in self.nodes if is_tensor(self.facts.get(node))]
+        yield {"at": ""}
+        comparisons: list[Comparison] = []
+        if not asked:
+            return
+        outcome = oracle.execute(
+            self.case.with_graph(returning(self.case.graph_module, asked), self.case.inputs),
+            note=self.note,
+            seen=comparisons.append,
+        )
+        if not comparisons or outcome.verdict in (Verdict.INVALID, Verdict.SKIPPED):
+            yield {"failed": why(outcome), "status": status_of_failure(outcome)}
+            return
+        actual, expected = left_by(comparisons[0].actual), left_by(comparisons[0].expected)
+        runs = eager_runs_of(comparisons[0].eager, frozenset(Tag))
+        for index, node in enumerate(asked):
+            own, wanted = (part_of_output(leaves, index) for leaves in (actual, expected))
+            row = replace(row_without_values(node, self.facts), ran_on=ran_on(own, outcome))
+            yield {"row": self.measured(row, own, wanted, runs).to_json()}
+
+    def makes_tensors(self, node: fx.Node) -> bool:
+        fact = self.facts.get(node)
+        if fact is None:  # eager came no further
+            return mode_of(node) is ModeChange.NONE
+        return any(is_tensor(part) for _, part in parts_of(fact))
+
+    def alone(self, node: fx.Node) -> Row:
+        """The row of ``node``, compiled alone and fed with eager's values."""
+        row = row_without_values(node, self.facts)
+        try:
+            if node not in self.facts:
+                raise CannotExtract(str(self.recording.failure))
+            piece = cut_out(self.recording, node)
+        except CannotExtract as refusal:
+            return replace(row, reason=f"no eager value: {refusal}")
+        comparisons: list[Comparison] = []
+        case = self.case.with_graph(piece.graph_module, piece.inputs)
+        outcome = oracle.execute(case, note=self.note, seen=comparisons.append)
+        if not comparisons or outcome.verdict in (Verdict.INVALID, Verdict.SKIPPED):
+            return replace(row, status=status_of_failure(outcome), reason=why(outcome))
+        runs = eager_runs_of(comparisons[0].eager, frozenset(Tag))
+        actual, expected = left_by(comparisons[0].actual), left_by(comparisons[0].expected)
+        row = replace(row, ran_on=ran_on(actual, outcome))
+        return self.measured(row, actual, expected, runs)
+
+    def measured(self, row: Row, actual: Leaves, expected: Leaves, runs: EagerRuns) -> Row:
+        """``row`` with how near ``actual`` is to ``expected``, and its status."""
+        notes, unjudged = list[str](), set[str]()
+        try:
+            difference = mismatch(actual, expected, runs, self.case.spec, notes, unjudged)
+        except CannotCompare as refusal:
+            return replace(row, reason=str(refusal))
+        outputs = [
+            where for where, leaf in expected.items() if leaf.role == "output" and where not in unjudged
+        ]
+        metrics = [metrics_of_leaf(where, actual, expected, runs) for where in outputs]
+        if not metrics:
+            return replace(row, reason="; ".join(notes) or "it gives nothing to compare")
+        worst = worst_of(metrics)
+        return replace(
+            row,
+            pcc=worst.pcc,
+            cosine=worst.cosine,
+            max_abs_diff=worst.max_abs,
+            mean_abs_diff=worst.mean_abs,
+            max_rel_diff=worst.max_rel,
+            sqnr_db=worst.sqnr,
+            ratio=worst.ratio,
+            status=self.status(difference, metrics),
+            reason=difference["message"].partition("\n")[0] if difference else "; ".join(notes),
+        )
+
+    def status(self, difference: Difference | None, metrics: Sequence[Metrics]) -> Status:
+        if difference and difference["category"] in OF_CATEGORY:
+            return OF_CATEGORY[difference["category"]]
+        is_right = self.judge.accepts(metrics) if self.judge else difference is None
+        return Status.OK if is_right else Status.NUMERICS_FAIL
+
+
+def recording_of(case: Case) -> Recording:
+    context = case.spec.context
+    return Recording(case.graph_module, case.inputs, around=lambda: entered_modes(context))
+
+
+def cut_out(recording: Recording, node: fx.Node) -> Piece:
+    """``node`` alone, with what takes the parts out of it where it gives a tuple. Raises
+    CannotExtract."""
+    parts = {user for user in node.users if is_unpacking(user, recording.facts)}
+    return extract(recording, {node} | parts)
+
+
+def row_without_values(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> Row:
+    parts = [part for _, part in parts_of(facts[node])] if node in facts else []
+    likes: list[Any] = [part.like for part in parts if is_tensor(part)]
+    return Row(
+        node.name,
+        op_name(node),
+        location(node),
+        " ".join(str(list(shape)) for shape, *_ in likes),
+        " ".join(str(dtype).removeprefix("torch.") for _, dtype, *_ in likes),
+    )
+
+
+def returning(graph_module: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
+    """A copy that returns the values of ``nodes``."""
+    made = copy_graph_module(graph_module)
+    named = {node.name: node for node in made.graph.nodes}
+    (output,) = made.graph.find_nodes(op="output")
+    output.args = (tuple(named[node.name] for node in nodes),)
+    made.recompile()
+    return made
+
+
+def part_of_output(leaves: Leaves, index: int) -> Leaves:
+    label = f"output {index}"
+    begins = (f"{label}[", f"{label}.")
+    own = [where for where in leaves if where == label or where.startswith(begins)]
+    return {where: leaves[where] for where in own}
+
+
+def metrics_of_leaf(where: str, actual: Leaves, expected: Leaves, runs: EagerRuns) -> Metrics:
+    a, e = (leaves[where].value if where in leaves else None for leaves in (actual, expected))
+    near = metrics_of(a, e)
+    if near.max_abs == 0 or not isinstance(e, torch.Tensor):
+        return near
+    next(runs.members(Tag.AGAIN), None)  # what draws has no float64
+    return metrics_of(a, e, runs.leaf(Tag.FLOAT64, where, e))
+
+
+def ran_on(actual: Leaves, outcome: Outcome) -> str:
+    if any(words in outcome.reason for words in (HANDED_BACK, BY_DESIGN)):
+        return "eager (handed back)"
+    values = tensors_in([leaf.value for leaf in actual.values() if leaf.role == "output"])
+    return " ".join(dict.fromkeys(str(value.device) for value in values))
+
+
+def status_of_failure(outcome: Outcome) -> Status:
+    return Status.ERROR if outcome.signature is not None else Status.NO_GOLDEN
+
+
+def why(outcome: Outcome) -> str:
+    words = outcome.message.strip().partition("\n")[0] if outcome.signature else ""
+    return (words or outcome.reason or outcome.in_words)[:300]
+
+
+def call_names(case: Case) -> list[str]:
+    return [node.name for node in case.graph_module.graph.nodes if is_call(node)]

@@ -1,0 +1,213 @@
+"""The asker's side of the table: many nodes to a child; one that dies or hangs costs its own row.
+
+A child says at which node it is before it begins with it. Where it dies there, that node is asked
+once more, alone, since a node before it may have done the damage; where it is silent for longer
+than the limit it is ended, and the node has hung. The nodes after it go on in another child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minidbg import oracle, workers
+from minidbg.core.errors import BackendUnreachable
+from minidbg.core.machine import memory_limit
+from minidbg.core.records import record_of
+from minidbg.core.text import last_line
+from minidbg.fx.case import Case
+from minidbg.judge.death import outcome_of_death
+from minidbg.judge.metrics import Judge
+from minidbg.nodes.child import (
+    call_names,
+    cut_out,
+    recording_of,
+    row_without_values,
+    status_of_failure,
+    why,
+)
+from minidbg.nodes.row import Row, Status, TableMode
+from minidbg.workers import Request
+
+WRITE_ROWS = "minidbg.nodes.child:write_rows"
+MOST_IN_A_CHILD = 50
+"""Nodes of one child: what torch keeps of each goes with it."""
+FEW = 30
+"""Nodes for which a second child is not worth its start."""
+START_S = 300.0
+"""For imports, and for eager's run of the whole graph."""
+TIMES_ACCUMULATED = 6.0
+"""The whole graph with all its values may take so many times the limit of a node."""
+PARTS = 4
+"""In so many parts are the values of a graph asked for at last, where it fails with all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """What each question has in common."""
+
+    case: Case
+    package: dict[str, Any]
+    mode: TableMode
+    judge: Judge | None
+    seconds: float
+    submit: workers.Submit
+
+    def lines(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """What a child says of these nodes; last, where it died or hung, ``{"end": why}``.
+
+        Raises OSError when no process can be made, and BackendUnreachable."""
+        reading, writing = os.pipe()
+        with open(reading, "rb", buffering=0) as stream:
+            try:
+                asked = self.submit(Request(
+                    call=WRITE_ROWS, stream=writing,
+                    seconds=START_S + self.seconds * (len(names) + 1),
+                    memory_bytes=memory_limit(2), fork=oracle.warmup_for(self.case),
+                    argument={
+                        "case": self.package, "names": list(names), "mode": self.mode,
+                        "judge": self.judge.text if self.judge else "",
+                    },
+                ))  # fmt: skip
+            finally:
+                os.close(writing)
+            try:
+                waits, data = START_S, b""
+                while True:
+                    if not select.select([stream], [], [], waits)[0]:
+                        yield {
+                            "end": f"no end within {waits:g} s",
+                            "status": Status.ERROR,
+                            "hung": True,
+                        }
+                        return
+                    piece = stream.read(1 << 16)
+                    *whole, data = (data + piece).split(b"\n")
+                    yield from map(json.loads, whole)
+                    if whole:
+                        waits = self.seconds
+                    if not piece:
+                        break
+                ended = asked.result()
+            finally:
+                asked.cancel()
+        if ended.answered and "refused" in ended.value:
+            raise BackendUnreachable(ended.value["refused"])
+        if ended.error:
+            last = last_line(ended.error)
+            yield {"end": f"a bug in minidbg: {last}", "status": Status.ERROR, "hung": False}
+        elif not ended.answered:
+            outcome = outcome_of_death(ended, self.case.spec, tells_phases=False)
+            yield {
+                "end": why(outcome),
+                "status": status_of_failure(outcome),
+                "hung": ended.timed_out,
+            }
+
+
+def node_rows(
+    case: Case,
+    *,
+    mode: TableMode = TableMode.ISOLATED,
+    judge: Judge | None = None,
+    seconds: float = 20.0,
+    submit: workers.Submit = workers.submit,
+) -> Iterator[Row]:
+    """A row for each node of ``case``'s graph that gives tensors, in order, as it is there.
+
+    ``judge`` says which row is bad; None: what eager's own error does not explain. ``seconds``
+    are for each node. Raises OSError when no process can be made, and BackendUnreachable.
+    """
+    case = case.with_spec(signature=None, backward=False)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(workers.own_kernel_cache())
+        case = stack.enter_context(oracle.pickled_for_children(case))
+        package = stack.enter_context(oracle.packed(case))
+        limit = seconds if mode is TableMode.ISOLATED else seconds * TIMES_ACCUMULATED
+        asker = Asker(case, package, mode, judge, limit, submit)
+        names = call_names(case)
+        if mode is TableMode.ISOLATED:
+            yield from in_two(asker, names)
+        else:
+            yield from accumulated(asker, names, len(names))
+
+
+def in_two(asker: Asker, names: Sequence[str]) -> Iterator[Row]:
+    """The rows of each node alone; of a large graph by two children at a time."""
+    middle = (len(names) + 1) // 2 if len(names) > FEW else len(names)
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(lambda: list(isolated(asker, names[middle:], is_over)))
+        try:
+            yield from isolated(asker, names[:middle], is_over)
+            yield from later.result()
+        finally:
+            is_over.set()
+
+
+def isolated(asker: Asker, names: Sequence[str], is_over: threading.Event) -> Iterator[Row]:
+    waiting, alone = list(names), False
+    while waiting and not is_over.is_set():
+        end: dict[str, Any] | None = None
+        for line in asker.lines(waiting[: 1 if alone else MOST_IN_A_CHILD]):
+            if is_over.is_set():
+                return
+            if "end" in line:
+                end = line
+            elif "at" not in line:
+                waiting.pop(0)
+                if "row" in line:
+                    yield row_of(line["row"])
+        if end is not None and waiting and (alone or end["hung"]):
+            yield unmeasured(asker, waiting.pop(0), end)
+            end = None
+        alone = end is not None
+
+
+def accumulated(asker: Asker, names: Sequence[str], whole: int) -> Iterator[Row]:
+    """The rows of the graph's own values; of halves of them where it fails with all."""
+    lines = list(asker.lines(names))
+    failure = next((line for line in lines if "failed" in line or "end" in line), None)
+    if failure is None:
+        rows = [row_of(line["row"]) for line in lines if "row" in line]
+        yield from (replace(row, mode=asker.mode) for row in rows)
+    elif len(names) > max(1, whole // PARTS):
+        middle = len(names) // 2
+        for half in (names[:middle], names[middle:]):
+            yield from accumulated(asker, half, whole)
+    else:
+        yield from (unmeasured(asker, name, failure) for name in names)
+
+
+def unmeasured(asker: Asker, name: str, failure: dict[str, Any]) -> Row:
+    """The row of a node of which only the graph is known: its child failed."""
+    node = next(node for node in asker.case.graph_module.graph.nodes if node.name == name)
+    reason = failure.get("failed") or failure["end"]
+    return replace(
+        row_without_values(node, {}),
+        mode=asker.mode,
+        reason=reason,
+        status=Status(failure["status"]),
+    )
+
+
+def row_of(table: dict[str, Any]) -> Row:
+    numbers = {key: float(value) for key, value in table.items() if value in ("nan", "inf", "-inf")}
+    return record_of({**table, **numbers}, Row)
+
+
+def case_of_node(case: Case, name: str) -> Case:
+    """The case of that node alone, fed with eager's values, with no failure expected. Runs eager
+    here. Raises CannotExtract."""
+    recording = recording_of(case)
+    node = next(node for node in recording.nodes if node.name == name)
+    piece = cut_out(recording, node)
+    case = case.with_spec(signature=None, backward=False)
+    return case.with_graph(piece.graph_module, piece.inputs)

@@ -1,0 +1,151 @@
+"""The table of nodes: the first bad row is the planted one, a healthy graph has none, and what dies costs its own row."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from one_op import on_op
+from torch import fx
+
+from minidbg import commands
+from minidbg.core.run_spec import Context
+from minidbg.fx.case import Case
+from minidbg.judge.metrics import Judge
+from minidbg.nodes import Row, TableMode, node_rows
+from minidbg.repro.cases import backend_named, case_of
+
+OPS = (torch.sin, torch.tanh, torch.neg)
+SECONDS = 60.0
+
+
+def chain(backend: Any, *, before: int, after: int) -> Case:
+    """A graph of so many ops before a softmax, and after it."""
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for number in range(before + after + 1):
+        op = torch.softmax if number == before else OPS[number % len(OPS)]
+        value = graph.call_function(op, (value, -1) if op is torch.softmax else (value,))
+    least_and_index, total = graph.call_function(torch.min, (value, 0)), graph.call_method("sum", (value,))
+    graph.output((value, graph.call_function(operator.getitem, (least_and_index, 0)), total))
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    return case_of(fx.GraphModule({}, graph), (x,), backend_named(backend), context=Context(grad=False))
+
+
+def shown(rows: list[Row]) -> list[tuple[str, str]]:
+    return [(row.node, str(row.status)) for row in rows if row.status.is_bad]
+
+
+STATUSES = {
+    "values": "numerics_fail",
+    "nan": "numerics_fail",
+    "dtype": "dtype_mismatch",
+    "shape": "shape_mismatch",
+    "compile": "error",
+    "run": "error",
+    "segfault": "error",
+}
+
+
+def test_the_planted_node_is_the_only_bad_row() -> None:
+    off = []
+    for what, status in STATUSES.items():
+        rows = list(node_rows(chain(on_op("softmax", what), before=2, after=1), seconds=SECONDS))
+        others = [row.status for row in rows if row.node != "softmax"]
+        if shown(rows) != [("softmax", status)] or others != ["ok"] * 5:
+            off.append((what, shown(rows), [row.reason for row in rows if row.reason]))
+    assert off == []
+
+
+def test_a_node_that_hangs_costs_its_own_row() -> None:
+    (bad,) = [
+        row
+        for row in node_rows(chain(on_op("softmax", "hang"), before=2, after=2), seconds=12)
+        if row.status.is_bad
+    ]
+    assert (bad.node, bad.status, bad.reason) == ("softmax", "error", "no end within 12 s")
+
+
+@pytest.mark.parametrize("mode", TableMode)
+def test_a_healthy_graph_has_no_bad_row_and_real_numbers(mode: TableMode) -> None:
+    rows = list(node_rows(chain("aot_eager", before=10, after=10), mode=mode, seconds=SECONDS))
+    assert shown(rows) == []
+    measured = [row for row in rows if row.status == "ok"]
+    assert len(measured) == len(rows) >= 23
+    assert {(row.mode, row.ran_on, row.max_abs_diff) for row in measured} == {(mode, "cpu", 0.0)}
+
+
+def test_accumulated_values_are_bad_from_the_planted_node_on() -> None:
+    case = chain(on_op("softmax", "values"), before=8, after=8)
+    rows = list(node_rows(case, mode=TableMode.ACCUMULATED, seconds=SECONDS))
+    names = [row.node for row in rows]
+    assert shown(rows)[0] == ("softmax", "numerics_fail")
+    assert all(row.status == "ok" for row in rows[: names.index("softmax")])
+
+
+def test_a_judge_of_ones_own_says_which_row_is_bad() -> None:
+    case = chain(on_op("softmax", "values"), before=2, after=1)
+    assert shown(list(node_rows(case, judge=Judge.of("pcc>=0.99"), seconds=SECONDS))) == []
+    assert shown(list(node_rows(case, judge=Judge.of("max_abs<1e-4"), seconds=SECONDS))) == [
+        ("softmax", "numerics_fail")
+    ]
+
+
+class OfOps(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.neg(torch.softmax(torch.sin(x), -1))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(OfOps(), (torch.linspace(-1, 1, 8),)), path)
+    return path
+
+
+@pytest.fixture
+def status_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> int:
+        with pytest.raises(SystemExit) as ended:
+            commands.main(["nodes", *map(str, words)])
+        return int(str(ended.value.code))
+
+    return run
+
+
+def test_the_command_marks_the_first_bad_row_and_says_what_to_type_next(
+    program: Path, status_of: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    files = ("--jsonl", tmp_path / "rows.jsonl", "--csv", tmp_path / "rows.csv")
+    assert status_of(program, "--backend", "one_op_backends:softmax_off", *files) == 1
+    remark = capsys.readouterr().out
+    (marked,) = [line for line in remark.splitlines() if "<------" in line]
+    assert marked.split()[0] == "softmax"
+    last = remark.strip().splitlines()[-1]
+    assert last.startswith("next: minidbg reduce "), remark
+    assert (tmp_path / last.split()[-1]).is_file()
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["status"] for row in rows] == ["ok", "numerics_fail", "ok"]
+    assert (
+        (tmp_path / "rows.csv")
+        .read_text()
+        .startswith("node,op,line,shape,dtype,mode,pcc,cosine,max_abs_diff")
+    )
+
+
+def test_exit_statuses(
+    program: Path, status_of: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(program, "--backend", "aot_eager") == 0
+    assert "no bad row of 3" in capsys.readouterr().out
+    assert status_of(program, "--judge", "psnr>3") == 2
+    assert "metrics: pcc" in capsys.readouterr().err
+    assert status_of(program, "--mode", "both") == 2
+    assert status_of("nothing.py") == 2
