@@ -149,3 +149,18 @@ def test_exit_statuses(
     assert "metrics: pcc" in capsys.readouterr().err
     assert status_of(program, "--mode", "both") == 2
     assert status_of("nothing.py") == 2
+
+
+@pytest.mark.slow
+def test_a_wrong_lowering_of_inductor_is_the_first_bad_row() -> None:
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for number in range(20):
+        op = torch.relu if number == 11 else OPS[number % len(OPS)]
+        value = graph.call_function(op, (value,))
+    graph.output((value,))
+    bug = {"torch._inductor.config": {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}}
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    context = Context(grad=False, config=bug)
+    case = case_of(fx.GraphModule({}, graph), (x,), backend_named("inductor"), context=context)
+    assert shown(list(node_rows(case, seconds=SECONDS * 2))) == [("relu", "numerics_fail")]
