@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import fx
 
 from minidbg import backends, oracle, repro
 from minidbg.core import settings
-from minidbg.core.errors import BackendUnreachable, NotReproduced
+from minidbg.core.errors import NotReproduced
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import CompilerFn
 from minidbg.fx.case import Case
@@ -103,39 +102,6 @@ def reduced(
     case = importers.first_that_fails(forms, name)
     folder = folder or settings.load().repro_dir
     return reducing.reduce_and_publish(case, folder, limits=limits, listener=listener, just_seen=True)
-
-
-def case_for_nodes(path: Path, backend: str | None = None) -> Case:
-    """The case in a script or a ``.pt2`` file, for ``backend`` instead of its own, inductor for a
-    program. Raises UnreadableRepro, UnknownBackend, BackendUnreachable, and what the script does."""
-    from minidbg.extras import importers  # late: few programs need what others wrote
-
-    forms = importers.forms_of(path, backend)
-    if forms is not None:
-        return next(iter(forms))
-    case = repro.load(path)
-    if backend is None:
-        if case.backend.lacks_backend:
-            raise BackendUnreachable(
-                f"{path}: {case.backend.unfilled}; edit it, or give --backend MODULE:EXPRESSION"
-            )
-        return case
-    ref = backends.find_reference(
-        backend, setup=case.backend.setup, reference=backend if ":" in backend else None
-    )
-    return replace(case.with_spec(backend=ref), compiler=backends.resolve(ref))
-
-
-def capture_that_fails(cases: Iterable[Case], folder: Path | None, seconds: float) -> Path | None:
-    """The capture of the first case that fails in a child, in the repro folder; None: none does."""
-    for case in cases:
-        outcome = oracle.ask(case, seconds=seconds)
-        if outcome.verdict is Verdict.REPRODUCES:
-            chosen = settings.load()
-            case = publishing.with_failure(case, outcome)
-            limit = chosen.value_limit_bytes
-            return repro.keep_capture(case, folder or chosen.repro_dir, value_limit_bytes=limit)
-    return None
 
 
 def save_repro(

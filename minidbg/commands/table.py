@@ -19,7 +19,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Before the model breaks": {
         "hunt": "minidbg.extras.hunt.commands:hunt",
-        "nodes": "minidbg.commands.nodes:nodes",
+        "nodes": "minidbg.nodes.command:nodes",
     },
     "Repros": {
         "list": "minidbg.commands.watching:list_repros",

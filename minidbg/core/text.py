@@ -18,9 +18,8 @@ def printable(text: str, shown: str = "\n\t") -> str:
 
     Among them: control sequences (``\\x1b[2J``), marks of writing direction, half surrogates.
     """
-    return "".join(
-        one if one.isprintable() or one in shown else one.encode("unicode_escape").decode() for one in text
-    )
+    plain = {sign for sign in text if sign.isprintable() or sign in shown}
+    return "".join(sign if sign in plain else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def in_one_line(text: str) -> str:

@@ -25,8 +25,8 @@ from minidbg.fx.record import Recording
 from minidbg.judge.compare import Comparison, Difference, mismatch
 from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, left_by
 from minidbg.judge.leaves import CannotCompare, Leaves
-from minidbg.judge.metrics import Judge, Metrics, metrics_of, worst_of
 from minidbg.judge.run import BY_DESIGN, HANDED_BACK, entered_modes
+from minidbg.nodes.metrics import Judge, Metrics, metrics_of, worst_of
 from minidbg.nodes.row import Row, Status, TableMode
 
 OF_CATEGORY = {
@@ -127,9 +127,8 @@ class Table:
             difference = mismatch(actual, expected, runs, self.case.spec, notes, unjudged)
         except CannotCompare as refusal:
             return replace(row, reason=str(refusal))
-        outputs = [
-            where for where, leaf in expected.items() if leaf.role == "output" and where not in unjudged
-        ]
+        outputs = [where for where, leaf in expected.items() if leaf.role == "output"]
+        outputs = [where for where in outputs if where not in unjudged]
         metrics = [metrics_of_leaf(where, actual, expected, runs) for where in outputs]
         if not metrics:
             return replace(row, reason="; ".join(notes) or "it gives nothing to compare")

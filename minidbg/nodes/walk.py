@@ -24,7 +24,6 @@ from minidbg.core.records import record_of
 from minidbg.core.text import last_line
 from minidbg.fx.case import Case
 from minidbg.judge.death import outcome_of_death
-from minidbg.judge.metrics import Judge
 from minidbg.nodes.child import (
     call_names,
     cut_out,
@@ -33,6 +32,7 @@ from minidbg.nodes.child import (
     status_of_failure,
     why,
 )
+from minidbg.nodes.metrics import Judge
 from minidbg.nodes.row import Row, Status, TableMode
 from minidbg.workers import Request
 

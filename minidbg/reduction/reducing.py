@@ -116,8 +116,8 @@ def reduce_and_publish(
         written = replace(written, others=others)
         imports, warm = workers.prepared()
         proof, asked = time.monotonic() - proof_began, session.asked_s + ready - imports - warm
-        parts = f"imports {imports:.1f}, warm-up {warm:.1f}, questions {asked:.1f}, proof {proof:.1f}"
-        log.info("minidbg: %.1f s: %s", session.elapsed(), parts)
+        parts = f"imports {imports:.1f}, warm-up {warm:.1f}, questions {asked:.1f}"
+        log.info("minidbg: %.1f s: %s, proof %.1f", session.elapsed(), parts, proof)
         if written.path is not None and own_folder is not None:
             with contextlib.suppress(OSError):
                 data = json.dumps(written.to_json()).encode()

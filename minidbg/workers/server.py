@@ -121,7 +121,8 @@ def supervise(
         program = question["program"]
         argument = {**question["argument"], "stream": files.get("stream")}
         if program or question["asks"]:
-            folder = tempfile.mkdtemp(prefix="child-", dir=home)
+            folder = f"{home}/child-{os.getpid()}"
+            os.mkdir(folder, 0o700)
 
         def call() -> Any:
             if "control" in files and folder is not None:
@@ -291,8 +292,8 @@ def main(control: str, folder: str, owner: str, *doors: str) -> NoReturn:
             # Not SIG_IGN, which the children's C++ compilers would inherit: supervisors are reaped.
             readable, _, _ = select.select(askers, [], [], 1.0)
             with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+                while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                    shutil.rmtree(f"{folder}/child-{pid}", ignore_errors=True)  # it may be killed
             for asker in readable:
                 if asker in open_doors:
                     askers.append(asker.accept()[0])

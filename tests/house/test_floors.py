@@ -20,9 +20,10 @@ FLOORS = {
             ("judge",),
             ("repro", "oracle"),
             ("reduction",),
-            ("library", "wrapper", "watch", "report", "nodes"),
+            ("library", "wrapper", "watch", "report"),
             ("__init__", "pytest_plugin", "commands"),
             ("extras",),
+            ("nodes",),
             ("__main__",),
         )
     )
@@ -32,8 +33,8 @@ FLOORS = {
 
 # What they need of torch is imported late, in the server or its child.
 WORKERS_THAT_KNOW_TORCH = {"workers/fork.py", "workers/server.py"}
-READS_FILES_OF_OTHERS = "library.py", "extras"
-"""``minidbg.reduce`` takes a file of any kind, and imports the importers when it is called."""
+READ_FILES_OF_OTHERS = "library.py", "nodes/"
+"""They take a file of any kind, and import the importers when they are called."""
 
 
 def test_imports_go_down_only() -> None:
@@ -46,7 +47,7 @@ def test_imports_go_down_only() -> None:
             if there not in FLOORS or there == here or here == "__init__":
                 continue
             late = there == "torch_internals" and name in WORKERS_THAT_KNOW_TORCH
-            late |= (name, there) == READS_FILES_OF_OTHERS
+            late |= there == "extras" and name.startswith(READ_FILES_OF_OTHERS)
             if FLOORS[there] >= FLOORS[here] and not late:
                 upward.append(
                     f"{name}:{line}: {here} (floor {FLOORS[here]}) imports {there} ({FLOORS[there]})"
@@ -103,7 +104,7 @@ def test_an_extra_is_imported_by_itself_alone() -> None:
         f"{name}:{line}: {imported}"
         for name in trees()
         for line, imported in imported_modules(name)
-        if extra_of(imported) and not name.startswith(f"extras/{extra_of(imported)}") and name != "library.py"
+        if extra_of(imported) and not name.startswith((f"extras/{extra_of(imported)}", *READ_FILES_OF_OTHERS))
     ]
     assert others == []
 

@@ -16,8 +16,9 @@ from torch import fx
 from minidbg import commands
 from minidbg.core.run_spec import Context
 from minidbg.fx.case import Case
-from minidbg.judge.metrics import Judge
-from minidbg.nodes import Row, TableMode, node_rows
+from minidbg.nodes.metrics import Judge
+from minidbg.nodes.row import Row, TableMode
+from minidbg.nodes.walk import node_rows
 from minidbg.repro.cases import backend_named, case_of
 
 OPS = (torch.sin, torch.tanh, torch.neg)

@@ -213,7 +213,7 @@ def is_cut_off_by_a_handler_of_the_askers_own(folder: Path) -> None:
     def out_of_time(*_: object) -> None:
         raise TimeoutError("the program's own limit")
 
-    asked = workers.submit_to_server(request("hangs", pid=str(folder / "pid")))
+    asked = workers.start_server().ask(request("hangs", pid=str(folder / "pid")))
     pid, before = pid_in(folder / "pid"), signal.signal(signal.SIGUSR1, out_of_time)
     try:
         with_a_signal(signal.SIGUSR1, TimeoutError, asked.result)
@@ -288,6 +288,18 @@ def loses_its_supervisor(folder: Path) -> None:
         assert other.result().timed_out
     assert has_gone(one)
     is_answered(folder)
+
+
+def loses_the_supervisor_of_who_asks(folder: Path) -> None:
+    """What it has written for its questions is removed, though the server goes on."""
+    asked = workers.submit(asked_of_a_child(request("hangs", pid=str(folder / "pid"))))
+    question = pid_in(folder / "pid")
+    psutil.Process(who_asks(question)).parent().kill()
+    with pytest.raises(OSError, match="was ended from outside"):
+        asked.result()
+    values = workers.start_server().folder
+    assert eventually(lambda: not [*values.glob("child-*")])
+    assert has_gone(question)
 
 
 def loses_its_server(folder: Path) -> None:
@@ -374,7 +386,7 @@ ENDINGS = (
     is_answered, answers_at_length, has_no_answer, crashes_in_c, raises_in_the_child, is_not_there, is_in_no_module, passes_its_time, passes_its_memory,
     is_cut_off_by_its_deadline, is_cancelled, is_interrupted, is_cut_off_by_a_handler_of_the_askers_own, hears_the_first_interrupt,
     asks_two_at_once_of_which_one_crashes, is_killed_while_its_question_hangs,
-    passes_its_time_while_its_question_hangs, loses_its_supervisor, loses_its_server, loses_the_program,
+    passes_its_time_while_its_question_hangs, loses_its_supervisor, loses_the_supervisor_of_who_asks, loses_its_server, loses_the_program,
     loses_all_at_once, sends_a_descriptor, is_a_preparation_alone, has_a_server_of_its_own,
 )  # fmt: skip
 

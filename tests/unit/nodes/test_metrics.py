@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.ao.ns.fx.utils import compute_sqnr
 
-from minidbg.judge.metrics import BadJudge, Judge, Metrics, metrics_of, worst_of
+from minidbg.nodes.metrics import BadJudge, Judge, Metrics, metrics_of, worst_of
 
 NAN, INF = math.nan, math.inf
 T = torch.tensor

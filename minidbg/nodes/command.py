@@ -6,7 +6,8 @@ import contextlib
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,21 +20,12 @@ from minidbg.core.text import display_path, printable
 
 if TYPE_CHECKING:
     from minidbg.fx.case import Case
-    from minidbg.nodes import Row
+    from minidbg.nodes.row import Row
 
 WRONG_USAGE = 2
 ON_A_TERMINAL = (
-    "node",
-    "op",
-    "line",
-    "shape",
-    "dtype",
-    "pcc",
-    "max_abs_diff",
-    "sqnr_db",
-    "ratio",
-    "status",
-)
+    "node", "op", "line", "shape", "dtype", "pcc", "max_abs_diff", "sqnr_db", "ratio", "status",
+)  # fmt: skip
 """The columns of the terminal; files have them all."""
 WIDTH_OF_A_FILE = 240
 """Columns of a terminal that is none: a file, a pipe."""
@@ -50,7 +42,7 @@ class Nodes(click.Command):
 
 
 def judge_of(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Any:
-    from minidbg.judge.metrics import Judge
+    from minidbg.nodes.metrics import Judge
 
     return Judge.of(text) if text is not None else None
 
@@ -63,7 +55,7 @@ def judge_of(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     metavar="EXPR",
     callback=judge_of,
     help="A row is bad where this is false, for example 'pcc>=0.99', or "
-    "'cosine>=0.99 and max_abs<1e-3'. Default: where the error is larger than eager's own explains.",
+    "'cosine>=0.99 and max_abs<1e-3'. Default: where eager's own error does not explain it.",
 )
 @click.option(
     "--mode",
@@ -74,7 +66,7 @@ def judge_of(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     "graph's own values, which it then returns all: that changes what a backend fuses.",
 )
 @click.option("--csv", "csv_file", type=output.FILE, help="Write all columns to this file.")
-@click.option("--jsonl", "jsonl_file", type=output.FILE, help="Write a line of JSON a node, at once.")
+@click.option("--jsonl", "jsonl_file", type=output.FILE, help="Write a line of JSON a node.")
 @output.seconds_option(" of each node", 20.0)
 def nodes(
     path: Path,
@@ -87,17 +79,20 @@ def nodes(
 ) -> None:
     """Compare what a backend computes with eager, node by node.
 
-    PATH is a repro, a capture, a .pt2 file of torch.export.save (with inductor unless --backend is given), or a script that torch's own minifier wrote. The model need not fail. Each node runs in a child process: one that hangs or crashes is a row with status error.
+    PATH is a repro, a capture, a .pt2 file of torch.export.save (with inductor unless --backend is
+    given), or a script of torch's own minifier. The model need not fail. Each node runs in a child
+    process: one that hangs or crashes is a row with status error.
 
-    Only the forward graph is compared, also where a model has a backward. The first bad row is marked, and the last line is the command to go on with: its graph is kept as a capture in the repro folder.
+    Only the forward graph is compared, also where a model has a backward. The
+    first bad row is marked, and the last line is what to type next.
 
     Exit status: 1 a row is bad, 0 none is, 2 wrong usage.
     """
-    from minidbg import library
-    from minidbg.nodes import TableMode, node_rows
+    from minidbg.nodes.row import TableMode
+    from minidbg.nodes.walk import node_rows
 
     with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
-        case = library.case_for_nodes(path, backend)
+        case = case_in(path, backend)
     rows = []
     with contextlib.ExitStack() as files:
         writers = [*writers_of(files, csv_file, jsonl_file)]
@@ -112,7 +107,7 @@ def nodes(
 
 
 def writers_of(files: contextlib.ExitStack, csv_file: Path | None, jsonl_file: Path | None) -> Any:
-    from minidbg.nodes import COLUMNS
+    from minidbg.nodes.row import COLUMNS
 
     def opened(path: Path) -> IO[str]:
         return files.enter_context(path.open("w", encoding="utf-8", newline="", buffering=1))
@@ -154,23 +149,48 @@ def cell_of(value: Any) -> str:
 
 
 def ending(path: Path, case: Case, rows: Iterable[Row], bad: Row | None, seconds: float) -> str:
-    """What there is to type next."""
-    from minidbg import library
+    """What there is to type next: the bad node alone becomes a capture where it fails in a child,
+    else the whole graph."""
+    from minidbg import oracle, repro
+    from minidbg.core import settings
     from minidbg.fx.pieces import CannotExtract
-    from minidbg.nodes import case_of_node
+    from minidbg.nodes.walk import case_of_node
+    from minidbg.reduction.publishing import with_failure
 
     if bad is None:
         judged = sum(row.status == "ok" for row in rows)
         other = f"minidbg nodes {display_path(path)} --backend NAME"
         return f"no bad row of {judged} judged; another backend: {other}"
+    cases = [case]
+    with contextlib.suppress(CannotExtract):
+        cases.insert(0, case_of_node(case, bad.node))
+    for failing in cases:
+        outcome = oracle.ask(failing, seconds=seconds * 3)
+        if outcome.verdict == "reproduces":
+            chosen = settings.load()
+            limit = chosen.value_limit_bytes
+            failing = with_failure(failing, outcome)
+            capture = repro.keep_capture(failing, chosen.repro_dir, value_limit_bytes=limit)
+            return f"next: minidbg reduce {display_path(capture)}"
+    note("minidbg's own judge sees no failure in that node alone, nor in the graph")
+    return f"next: minidbg nodes {display_path(path)} --mode accumulated"
 
-    def cases() -> Iterator[Case]:
-        with contextlib.suppress(CannotExtract):
-            yield case_of_node(case, bad.node)
-        yield case
 
-    capture = library.capture_that_fails(cases(), None, seconds * 3)
-    if capture is None:
-        note("minidbg's own judge sees no failure in that node alone, nor in the graph")
-        return f"next: minidbg nodes {display_path(path)} --mode accumulated"
-    return f"next: minidbg reduce {display_path(capture)}"
+def case_in(path: Path, backend: str | None) -> Case:
+    """The case in a script or a ``.pt2`` file, for ``backend`` instead of its own, inductor for a
+    program. Raises UnreadableRepro, UnknownBackend, BackendUnreachable, what the script does."""
+    from minidbg import backends, repro
+    from minidbg.core.errors import BackendUnreachable
+    from minidbg.extras import importers
+
+    if (forms := importers.forms_of(path, backend)) is not None:
+        return next(iter(forms))
+    case = repro.load(path)
+    if backend is not None:
+        reference = backend if ":" in backend else None
+        ref = backends.find_reference(backend, setup=case.backend.setup, reference=reference)
+        return replace(case.with_spec(backend=ref), compiler=backends.resolve(ref))
+    if case.backend.lacks_backend:
+        advice = "edit it, or give --backend MODULE:EXPRESSION"
+        raise BackendUnreachable(f"{path}: {case.backend.unfilled}; {advice}")
+    return case

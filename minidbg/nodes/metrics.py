@@ -62,9 +62,7 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     """
     if not all(isinstance(value, torch.Tensor | int | float | complex) for value in (a, e)):
         return Metrics() if type(a) is type(e) and a == e else FAR
-    form = [
-        (value.dtype, value.layout) if isinstance(value, torch.Tensor) else type(value) for value in (a, e)
-    ]
+    form = [(getattr(value, "dtype", type(value)), getattr(value, "layout", None)) for value in (a, e)]
     a, e = map(_dense, (a, e))
     if a.shape != e.shape:
         return FAR
@@ -170,9 +168,8 @@ def _top1(a: torch.Tensor, e: torch.Tensor) -> float:
 class BadJudge(MinidbgError):
     """An expression that is no judge."""
 
-    advice = "compare metrics with numbers, joined by and, or: 'pcc>=0.99', 'top1'; metrics: " + ", ".join(
-        METRICS
-    )
+    how = "compare metrics with numbers, joined by and, or: 'pcc>=0.99', 'top1'"
+    advice = f"{how}; metrics: {', '.join(METRICS)}"
 
 
 COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
