@@ -125,7 +125,7 @@ def torch_version() -> Iterator[Finding]:
     requirements = map(Requirement, metadata.requires("minidbg") or ())
     needs = [need for need in requirements if need.name == "torch"]
     wanted, here = needs[0].specifier if needs else "", torch.__version__
-    advice = f"minidbg is tested with torch{wanted}: private parts of torch that it uses may be others"
+    advice = f"minidbg asks for torch{wanted}: private parts of torch that it uses may be others"
     is_known = not needs or needs[0].specifier.contains(here.partition("+")[0], prereleases=True)
     yield fine("torch", here) if is_known else missing("torch", here, advice)
 

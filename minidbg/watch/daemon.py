@@ -163,12 +163,12 @@ class Daemon:
                 self.watched.ask_for_all()
                 text = f"{fault}; nothing is judged until that is mended"
                 self.announce.once(text, Notice(text))
-                self.status = 125 if self.settings.once else None
             else:
                 log = hidden_folder(self.home) / "watch.log"
                 what = f"{type(fault).__name__}: {fault}"
                 text = f"a fault in minidbg itself ({what}); its traceback is in {log}"
                 self.announce.once(text, events.Fault(text, traceback.format_exc()))
+            self.status = 125 if self.settings.once else None
 
     def dispatch(self, message: Message) -> None:
         match message:
@@ -190,7 +190,7 @@ class Daemon:
                 self.watched.ask_for_all()
             case views.Stop(reason):
                 self.announce(Notice(f"stopping: {reason}"))
-                self.status = 0
+                self.status = 125 if self.settings.once else 0  # not all was seen
 
     def step(self, now: float) -> None:
         """Do what is due: rescan, supersede or continue a sweep, end it, begin a build or sweep."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.command_line import cli
 from support.toy_repros import BROKEN, WORKS, WRONG, Checkout, git, script
 from support.watch_driver import WatchProcess, steady, watching
 
@@ -138,3 +139,18 @@ def test_spawned_workers_see_the_same(desk: Desk) -> None:
             desk.save("relu", WORKS)
         assert running.flips() == [("FIXED", "relu.py")]
         assert running.stop() == 0
+
+
+def test_names_that_are_no_utf8_are_judged_stored_and_told_under_once(tmp_path: Path) -> None:
+    name, data = "caf\udce9", "table\udcff.txt"  # as Python has the bytes
+    desk = Checkout(tmp_path, {"relu": BROKEN}, {name: script("relu")})
+    (desk.package / data).write_text("1")
+    desk.commit(ignored="*.log")
+    for status, source, flips in ((1, BROKEN, []), (0, WORKS, [("FIXED", f"{name}.py")])):
+        (desk.package / "relu.py").write_text(source.format(op="relu"))
+        (desk.package / data).write_text(source)
+        with watching(desk.folder, "--once", env=desk.env) as running:
+            assert running.process.wait(60) == status
+        assert running.flips() == flips
+    listed = cli("list", cwd=desk.folder, env=desk.env, check=True)
+    assert listed.stdout.startswith(r"caf\udce9.py  cpu  gone")

@@ -208,6 +208,20 @@ def test_once_ends_with_the_status_of_what_was_seen(
     assert daemon.status == status
 
 
+@pytest.mark.parametrize("ends", ["a signal", "a fault of our own"])
+def test_once_ends_with_125_where_it_is_ended_before_all_was_seen(world: World, ends: str) -> None:
+    daemon = world.begin({"a": "gone"}, once=True)
+    if ends == "a signal":
+        world.put(Stop("SIGTERM"))
+    else:
+        world.pool.refresh = lambda: 1 // 0  # type: ignore[assignment, method-assign, return-value]
+        for _ in range(3):
+            while not daemon.inbox.empty():
+                daemon.guarded(daemon.dispatch, daemon.inbox.get())
+            daemon.guarded(daemon.step, 0.0)
+    assert daemon.status == 125
+
+
 def test_without_events_a_save_is_seen_at_the_next_look(world: World) -> None:
     daemon = world.start({"a": "reproduces"})
     world.events.why = "no more watches"
