@@ -82,11 +82,7 @@ def value_of(node: ast.expr) -> Any:
         case ast.Set(elts=items):
             return {value_of(item) for item in items}
         case ast.Dict(keys=keys, values=values) if None not in keys:
-            return {
-                value_of(key): value_of(item)
-                for key, item in zip(keys, values, strict=True)
-                if key is not None
-            }
+            return dict(zip(map(value_of, filter(None, keys)), map(value_of, values), strict=True))
         case ast.Call(ast.Name("float" | "set" | "frozenset" as name), items, []):
             return {"float": float, "set": set, "frozenset": frozenset}[name](*map(value_of, items))
         case ast.Call(ast.Attribute(ast.Name("torch"), "device" | "Size" as name), items, []):

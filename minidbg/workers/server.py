@@ -188,11 +188,10 @@ def get_ready(question: Question, owner: int) -> None:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         importlib.import_module(question["call"].partition(":")[0])
-    READY_S[0] += time.monotonic() - began
-    began = time.monotonic()
+    READY_S[0] += (imported := time.monotonic()) - began
     if "torch" in sys.modules:
         warm_up(warmup["imports"], warmup["warm"])
-    READY_S[1] += time.monotonic() - began
+    READY_S[1] += time.monotonic() - imported
     signal.alarm(0)
     prctl(PR_SET_PDEATHSIG, 0)
 

@@ -270,10 +270,7 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
         return False
     try:
         with handling(failure.inputs):
-            inputs = [
-                value.clone() if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
-                for value in failure.inputs
-            ]
+            inputs = [x.clone() if getattr(x, "grad_fn", None) else x for x in failure.inputs]
             # a lazy forward would print what is raised
             torch_internals.without_lazy_recompile(failure.graph_module.forward)(*inputs)
     except Exception as error:
