@@ -21,6 +21,8 @@ import torch
 from minidbg.core.errors import MinidbgError
 
 NAN = math.nan
+ROUNDING = 1e-5
+"""Of the largest value: values that lie closer together are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class Metrics:
     """How near ``a`` is to ``e``."""
 
     pcc: float = 1.0
-    """Pearson's correlation. Of one element, or where ``a`` or ``e`` is a constant: 1 if
-    ``allclose(rtol=1e-2, atol=1e-2)``, else 0."""
+    """Pearson's correlation. Of one element, or where ``a`` or ``e`` is a constant but for rounding:
+    1 if ``allclose(rtol=1e-2, atol=1e-2)``, else 0."""
     cosine: float = 1.0
     """Of the angle between both as vectors: 1 if both are zero, 0 if one is."""
     max_abs: float = 0.0
@@ -77,9 +79,9 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     a, e, exact = a[counts], e[counts], exact[counts] if exact is not None else None
     if not bool(a.isfinite().all() and e.isfinite().all()):
         return FAR
-    if not e.numel():
-        return Metrics(top1=top1, equal=equal)
     off = (a - e).abs()
+    if not off.any():
+        return Metrics(top1=top1, equal=equal)
     sizes = off[e != 0] / e[e != 0].abs()
     return Metrics(
         pcc=_pcc(a, e),
@@ -125,9 +127,14 @@ def _as_float64(value: torch.Tensor) -> torch.Tensor:
 
 
 def _pcc(a: torch.Tensor, e: torch.Tensor) -> float:
-    if bool((a == a[0]).all() or (e == e[0]).all()):  # one element too
+    if any(map(_is_constant, (a, e))):  # one element too
         return float(torch.allclose(a, e, rtol=1e-2, atol=1e-2))
     return _cosine(a - a.mean(), e - e.mean())
+
+
+def _is_constant(values: torch.Tensor) -> bool:
+    """All the same but for rounding, of which a correlation would say nothing."""
+    return float(values.max() - values.min()) <= ROUNDING * float(values.abs().max())
 
 
 def _cosine(a: torch.Tensor, e: torch.Tensor) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 import minidbg
-from minidbg.reduction.reducing import REDUCTION_GRACE_S
+from minidbg.wrapper.handle import REDUCTION_GRACE_S
 
 
 def slow_and_wrong(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:

@@ -29,7 +29,7 @@ MESSAGES = st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join)
 
 def judge_of_failure(error: BaseException, message: str) -> selfcheck.ScriptJudge:
     spec = RunSpec(BackendRef("x", '"x"'), signature=signature_of(error, "compile"))
-    header = Header(spec, Provenance(message=message))
+    header = Header(spec, provenance=Provenance(message=message))
     return selfcheck.ScriptJudge(Case(NOTHING, (), spec), header, "", judges=True)
 
 

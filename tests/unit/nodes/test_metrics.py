@@ -54,6 +54,11 @@ ROWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "one element, near": (T([1.005]), T([1.0]), {"pcc": 1.0, "equal": False}),
     "one element, far": (T([1.5]), T([1.0]), {"pcc": 0.0}),
     "a constant, near": (T([2.0, 2.001]), T([2.0, 2.0]), {"pcc": 1.0}),
+    "a constant but for rounding": (
+        T([1.0, 1.0000001, 0.9999999]),
+        T([1.0, 0.9999999, 1.0000001]),
+        {"pcc": 1.0, "equal": False},
+    ),
     "a constant, far": (T([2.0, 3.0]), T([2.0, 2.0]), {"pcc": 0.0}),
     "NaN in the same place": (T([NAN, 1.0, 2.0]), T([NAN, 1.0, 2.0]), {"pcc": 1.0, "equal": True}),
     "NaN of the backend's": (
