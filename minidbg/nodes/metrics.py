@@ -21,7 +21,7 @@ import torch
 from minidbg.core.errors import MinidbgError
 
 NAN = math.nan
-ROUNDING = 1e-5
+SPREAD_OF_A_CONSTANT = 1e-5
 """Of the largest value: values that lie closer together are one."""
 
 
@@ -30,7 +30,7 @@ class Metrics:
     """How near ``a`` is to ``e``."""
 
     pcc: float = 1.0
-    """Pearson's correlation. Of one element, or where ``a`` or ``e`` is a constant but for rounding:
+    """Pearson's correlation. Of one element, or of a constant but for rounding in ``a`` or ``e``:
     1 if ``allclose(rtol=1e-2, atol=1e-2)``, else 0."""
     cosine: float = 1.0
     """Of the angle between both as vectors: 1 if both are zero, 0 if one is."""
@@ -64,11 +64,11 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     """
     if not all(isinstance(value, torch.Tensor | int | float | complex) for value in (a, e)):
         return Metrics() if type(a) is type(e) and a == e else FAR
-    form = [(getattr(value, "dtype", type(value)), getattr(value, "layout", None)) for value in (a, e)]
+    alike = _dtype_and_layout(a) == _dtype_and_layout(e)
     a, e = map(_dense, (a, e))
     if a.shape != e.shape:
         return FAR
-    equal = form[0] == form[1] and bool(((a == e) | ((a != a) & (e != e))).all())
+    equal = alike and bool(((a == e) | ((a != a) & (e != e))).all())
     exact = _dense(reference) if reference is not None else None
     exact = _as_float64(exact) if exact is not None and exact.shape == e.shape else None
     top1 = _top1(_as_float64(a), _as_float64(e))
@@ -79,8 +79,7 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     a, e, exact = a[counts], e[counts], exact[counts] if exact is not None else None
     if not bool(a.isfinite().all() and e.isfinite().all()):
         return FAR
-    off = (a - e).abs()
-    if not off.any():
+    if not (off := (a - e).abs()).any():
         return Metrics(top1=top1, equal=equal)
     sizes = off[e != 0] / e[e != 0].abs()
     return Metrics(
@@ -109,6 +108,10 @@ def worst_of(metrics: Iterable[Metrics]) -> Metrics:
     return Metrics(**{name: of(name) for name in METRICS})
 
 
+def _dtype_and_layout(value: Any) -> tuple[Any, Any]:
+    return getattr(value, "dtype", type(value)), getattr(value, "layout", None)
+
+
 def _dense(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         return torch.tensor(value)
@@ -134,7 +137,7 @@ def _pcc(a: torch.Tensor, e: torch.Tensor) -> float:
 
 def _is_constant(values: torch.Tensor) -> bool:
     """All the same but for rounding, of which a correlation would say nothing."""
-    return float(values.max() - values.min()) <= ROUNDING * float(values.abs().max())
+    return float(values.max() - values.min()) <= SPREAD_OF_A_CONSTANT * float(values.abs().max())
 
 
 def _cosine(a: torch.Tensor, e: torch.Tensor) -> float:

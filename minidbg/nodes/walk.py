@@ -82,11 +82,8 @@ class Asker:
                 waits, data = START_S, b""
                 while True:
                     if not select.select([stream], [], [], waits)[0]:
-                        yield {
-                            "end": f"no end within {waits:g} s",
-                            "status": Status.ERROR,
-                            "hung": True,
-                        }
+                        words = f"no end within {waits:g} s"
+                        yield {"end": words, "status": Status.ERROR, "hung": True}
                         return
                     piece = stream.read(1 << 16)
                     *whole, data = (data + piece).split(b"\n")
@@ -105,11 +102,8 @@ class Asker:
             yield {"end": f"a bug in minidbg: {last}", "status": Status.ERROR, "hung": False}
         elif not ended.answered:
             outcome = outcome_of_death(ended, self.case.spec, tells_phases=False)
-            yield {
-                "end": why(outcome),
-                "status": status_of_failure(outcome),
-                "hung": ended.timed_out,
-            }
+            status = status_of_failure(outcome)
+            yield {"end": why(outcome), "status": status, "hung": ended.timed_out}
 
 
 def node_rows(
@@ -189,13 +183,8 @@ def accumulated(asker: Asker, names: Sequence[str], whole: int) -> Iterator[Row]
 def unmeasured(asker: Asker, name: str, failure: dict[str, Any]) -> Row:
     """The row of a node of which only the graph is known: its child failed."""
     node = next(node for node in asker.case.graph_module.graph.nodes if node.name == name)
-    reason = failure.get("failed") or failure["end"]
-    return replace(
-        row_without_values(node, {}),
-        mode=asker.mode,
-        reason=reason,
-        status=Status(failure["status"]),
-    )
+    reason, status = failure.get("failed") or failure["end"], Status(failure["status"])
+    return replace(row_without_values(node, {}), mode=asker.mode, reason=reason, status=status)
 
 
 def row_of(table: dict[str, Any]) -> Row:
