@@ -519,7 +519,7 @@ def preload_for(backends: Iterable[str], *, forks: bool) -> Warmup:
     """
     if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
         return Warmup()
-    modules = ("torch", "safetensors.torch", "minidbg.judge.script")
+    modules = ("torch", "safetensors.torch", "minidbg.judge.script", "minidbg.core.script_header")
     return Warmup(warm="inductor" if "inductor" in backends else "aot", modules=modules)
 
 
