@@ -165,6 +165,12 @@ def program(row: Row, tool: str, folder: Path, limit_s: float, **variables: str)
     return {"whole": seconds, "status": status, **(json.loads(lines[-1]) if lines else {})}
 
 
+def interpreter_s(folder: Path, limit_s: float) -> float:
+    """Seconds of an interpreter that imports what a first compile by inductor imports."""
+    imports = "import torch._dynamo, torch._inductor.compile_fx, torch._inductor.codegen.cpp"
+    return min(run([sys.executable, "-c", imports], folder, limit_s)[1] for _ in range(2))
+
+
 def measured(row: Row, limit_s: float, torch_flow: bool) -> dict[str, Any] | None:
     """One row of the table; None where the failure does not show in this build."""
     how = dict(row.variables)
@@ -179,6 +185,7 @@ def measured(row: Row, limit_s: float, torch_flow: bool) -> dict[str, Any] | Non
         if "error" not in ours and plain["status"] == 0:
             return None
         found = {"case": row.name, "compile_s": compile_s, "nodes_alone": row.nodes}
+        found["interpreter_s"] = interpreter_s(top, limit_s)
         if row.dies and "line" not in ours:  # the program died: what the next one would do
             ours |= after_death(top / "minidbg", limit_s, **how)
         found["minidbg_s"] = ours.get("seconds", ours["whole"]) - compile_s
@@ -258,6 +265,7 @@ def how_it_ends(path: Path, status: int | None) -> str:
 def lines(row: dict[str, Any]) -> Iterator[str]:
     yield f"{row['case']}  {'ok' if row.get('ok') else 'NOT OK'}"
     yield f"  failing compile {row['compile_s']:8.1f} s"
+    yield f"  an interpreter  {row['interpreter_s']:8.1f} s"
     times = row["minidbg_s"] / row["compile_s"]
     yield f"  minidbg         {row['minidbg_s']:8.1f} s  x{times:.1f} of a compile; {row['minidbg']}; {row.get('minidbg_repro', '')}"
     if "run_s" in row:
@@ -277,6 +285,9 @@ def summary(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The goals of the table, each with what was met."""
     if rows := [row for row in found if "questions" in row]:
         yield f"{len(rows)} rows, {spread(rows, 'questions')} questions"
+    for what in ("minidbg_s", "run_s"):
+        if shares := [row[what] / row["interpreter_s"] for row in found if what in row]:
+            yield f"{what}: {statistics.fmean(shares):.2f} interpreters in the mean of {len(shares)} rows"
     ended = [row for row in found if "torch_proved_s" in row]
     if ended:
         ratios = [
