@@ -1,6 +1,6 @@
 """The kinds of failure: each one's words, and what the rest of the program must know of it.
 
-A new kind is a member and row here, what the judge does to see it, and lines of a short script.
+A new kind is a member and row here; ARCHITECTURE says who sees it, and where its script has lines.
 """
 
 from __future__ import annotations

@@ -82,14 +82,13 @@ def parse_header(text: str, path: str | os.PathLike[str]) -> Header:
             f"its header has schema {table.get('schema')!r:.40}, this minidbg reads "
             f"{HEADER_VERSION}; install a newer minidbg to read it"
         )
-    names = ("expect", "nodes", "inputs", "provenance")
-    facts = {name: table[name] for name in names if name in table}
-    parts = {"spec": table, "dependencies": metadata.get("dependencies", ()), **facts}
-    header = record_of(parts, Header)
+    facts = {name: table[name] for name in Header.__dataclass_fields__ if name in table}
+    needed = metadata.get("dependencies", ())
+    header = record_of({**facts, "spec": table, "dependencies": needed, "path": Path(path)}, Header)
     backend, home = header.spec.backend, folder_of_script(os.path.abspath(path))
     paths = tuple(os.path.normpath(os.path.join(home, one)) for one in backend.paths)
     backend = replace(backend, expression="", setup=(), embedded="", paths=paths)
-    return replace(header, spec=replace(header.spec, backend=backend), path=Path(path))
+    return replace(header, spec=replace(header.spec, backend=backend))
 
 
 def folder_of_script(path: str) -> str:

@@ -21,7 +21,6 @@ import torch
 
 from minidbg import oracle
 from minidbg.core.errors import BadSetting
-from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.extras.hunt.samples import Sample, case_of_sample
 from minidbg.fx.case import Case
@@ -132,15 +131,13 @@ def sample_result(outcome: Outcome) -> SampleResult:
     kind, types = outcome.signature.kind, [name.split(".")[-1] for name in outcome.signature.types]
     if any(name in CONTROL_FLOW for name in types):
         return SampleResult.HANDED_BACK  # in a program dynamo goes on in eager, as wrap lets it
-    if kind.traits.raises:
-        by_type = re.search("NotImplemented|Unsupported|NotSupported", " ".join(types))
-        by_text = SAYS_UNSUPPORTED.search(outcome.message.partition("\n")[0])
-        return SampleResult.UNSUPPORTED if by_type or by_text else SampleResult.FAILS
-    return {
-        Kind.ACCURACY: SampleResult.WRONG,
-        Kind.CRASH: SampleResult.CRASHED,
-        Kind.HANG: SampleResult.HANGS,
-    }[kind]
+    if kind.traits.compares:
+        return SampleResult.WRONG
+    if kind.traits.dies:
+        return SampleResult.HANGS if kind.traits.endless else SampleResult.CRASHED
+    by_type = re.search("NotImplemented|Unsupported|NotSupported", " ".join(types))
+    by_text = SAYS_UNSUPPORTED.search(outcome.message.partition("\n")[0])
+    return SampleResult.UNSUPPORTED if by_type or by_text else SampleResult.FAILS
 
 
 def failure_key(signature: Signature, op: str) -> tuple[str, ...]:
