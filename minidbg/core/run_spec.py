@@ -10,7 +10,7 @@ import enum
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from minidbg.core.kinds import UNSEEN, Kind, Traits
 from minidbg.core.outcome import Signature
@@ -203,6 +203,8 @@ class RunSpec:
     margin: float = 1.0
     """How many times more than tolerated a wrong result must be off. Only a reduction asks for more
     than 1; no header holds it."""
+    golden: Literal["", "cpu"] = ""
+    """Where eager runs, which results are held against: on the backend's device, or ``cpu``."""
 
     @property
     def kind(self) -> Kind | None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import platformdirs
 
@@ -89,6 +89,12 @@ def pattern(value: Any) -> str:
         re.compile(string(value))
     except re.error as error:
         raise ValueError(f"must be a regular expression: {error}") from None
+    return str(value)
+
+
+def golden_device(value: Any) -> str:
+    if value not in ("", "cpu"):
+        raise ValueError("must be 'cpu', or '' for eager on the backend's own device")
     return str(value)
 
 
@@ -198,6 +204,8 @@ class Settings:
 
     Or, for ``float32``, by the backend's own precision: ``"bfloat16"``, ``"float16"``, ``"tf32"``.
     """
+    golden: Literal["", "cpu"] = setting("", golden_device)
+    """``cpu``: results are held against eager there, where the device's own is in doubt."""
     env: tuple[str, ...] = setting((), strings)
     """Names of more environment variables that a repro needs; their values are written into it."""
     memory_bytes: int | None = setting(None, lambda value: integer(value, at_least=1 << 20))
@@ -238,6 +246,7 @@ class WrapSettings(CompilerSettings, total=False):
     rtol: float | None
     atol: float | None
     tolerances: Mapping[Any, tuple[float, float]] | str | None
+    golden: str | None
     crash_records: bool | None
 
 

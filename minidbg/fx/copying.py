@@ -116,8 +116,8 @@ class _Cloner:
         key = self._keys[id(value)], self._change and value.dtype
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         if key not in self._memories:
-            memory = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
-            flat = torch.empty_like(empty).set_(memory)
+            memory, size = _memory_cloned(value), value.untyped_storage().nbytes()
+            flat = torch.empty_like(empty).set_(memory, 0, (size // value.itemsize,), (1,))
             self._memories[key] = flat if self._change is None else self._change(flat)
         memory = self._memories[key].untyped_storage()
         empty = empty if self._change is None else self._change(empty)
@@ -138,8 +138,15 @@ class _Cloner:
             if expanded or not torch_internals.has_plain_memory(leaf):
                 return leaf.view_as(leaf)
             made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-            memory = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            memory = _memory_cloned(leaf)
             return made.set_(memory, leaf.storage_offset(), leaf.size(), leaf.stride()).copy_(leaf)
+
+
+def _memory_cloned(value: Tensor) -> torch.UntypedStorage:
+    """A clone of the storage, by what each device has: a storage's own ``clone`` needs more."""
+    memory = value.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=value.device)
+    return whole.set_(memory, 0, (memory.nbytes(),), (1,)).clone().untyped_storage()
 
 
 def _clone_of_lazy(value: Tensor) -> Tensor:

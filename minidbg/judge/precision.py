@@ -1,13 +1,13 @@
-"""Eager once more in another precision, to measure a compiled result by.
-
-In float64, and with other rounding errors, which shows what hangs on them.
+"""Eager once more in another precision, to measure a compiled result by: in float64, and with other
+rounding errors, which shows what hangs on them. And eager on the CPU, for a device in doubt.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,10 +15,14 @@ from torch.overrides import TorchFunctionMode
 
 from minidbg.fx.copying import clone_values
 from minidbg.judge.undefined import PerturbedEager, within
+from minidbg.torch_internals import devices
 from minidbg.torch_internals.tensors import has_plain_memory, in_memory
 
 # Methods that name a float dtype by their own name, and what they are called in float64.
 CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble", "chalf": "cdouble"}
+
+
+ChangeTensor = Callable[[torch.Tensor], torch.Tensor]
 
 
 class NoFloat64(TypeError):
@@ -43,17 +47,67 @@ def to_float64(value: Any) -> Any:
         wide: torch.Tensor = elements.to(_wide_dtype(tensor.dtype))
         return wide
 
+    return changed_copy(value, change, Float64)
+
+
+def changed_copy(value: Any, change: ChangeTensor, mode: Callable[[], Any]) -> Any:
+    """A copy of a module or function that runs in ``mode()``, or of a tuple of inputs; the elements
+    of the tensors are those that ``change`` makes."""
     if isinstance(value, (tuple, list)):
         return tuple(clone_values(value, change))
     if not isinstance(value, torch.nn.Module):
-        return within(Float64, value)
+        return within(mode, value)
     model = copy.deepcopy(value)
-    narrow, copies = ([*tensors_of_module(module)] for module in (value, model))
-    wide = clone_values([tensor.detach() for tensor in narrow], change)
-    for tensor, clone in zip(copies, wide, strict=True):  # a copied parameter has lost its strides
+    own, copies = ([*tensors_of_module(module)] for module in (value, model))
+    changed = clone_values([tensor.detach() for tensor in own], change)
+    for tensor, clone in zip(copies, changed, strict=True):  # a copied parameter lost its strides
         tensor.data = clone
-    model.forward = within(Float64, model.forward)
+    model.forward = within(mode, model.forward)
     return model
+
+
+def to_cpu(value: Any) -> Any:
+    """A copy for a run on the CPU: of a module, or of a tuple of inputs. Devices that the program
+    names are the CPU while it runs, and an autocast of theirs is one of the CPU."""
+    return changed_copy(value, torch.Tensor.cpu, OnCpu)
+
+
+def left_on_cpu(left: dict[str, Any]) -> dict[str, Any]:
+    """What a run left, on the CPU: with the same strides, and aliasing among all of it."""
+    outputs, *tables = left.values()
+    values = [outputs, *(list((table or {}).values()) for table in tables)]
+    outputs, *moved = clone_values(values, torch.Tensor.cpu)
+    pairs = zip(tables, moved, strict=True)
+    named = (table and dict(zip(table, part, strict=True)) for table, part in pairs)
+    return dict(zip(left, [outputs, *named], strict=True))
+
+
+class OnCpu(TorchFunctionMode):
+    """While active, the CPU is what is named wherever an accelerator is."""
+
+    def __enter__(self) -> Any:
+        self.autocast = contextlib.ExitStack()
+        for kind in devices.kinds_here():
+            if torch.is_autocast_enabled(kind):
+                self.autocast.enter_context(torch.autocast("cpu", torch.get_autocast_dtype(kind)))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.autocast.close()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kinds, name = (*devices.kinds_here(),), getattr(func, "__name__", "")
+        if name in kinds:  # x.cuda()
+            return args[0]
+
+        def on_cpu(argument: Any) -> Any:
+            if not isinstance(argument, torch.device | str):
+                return within(OnCpu, argument)
+            return type(argument)("cpu") if str(argument).partition(":")[0] in kinds else argument
+
+        named = {key: on_cpu(value) for key, value in (kwargs or {}).items()}
+        return func(*map(on_cpu, args), **named)
 
 
 def tensors_of_module(module: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -22,6 +22,7 @@ from minidbg.core.run_spec import CallPath, Context, RunSpec
 from minidbg.fx.effects import tensors_in
 from minidbg.judge.compare import Comparison
 from minidbg.judge.leaves import CannotCompare
+from minidbg.judge.precision import left_on_cpu, to_cpu
 from minidbg.judge.signature import (
     error_text,
     exception_chain,
@@ -45,6 +46,11 @@ Change = Callable[[Any], Any]
 
 def unchanged(made: Any) -> Any:
     return made
+
+
+def change_of_eager(golden: str, change: Change) -> Change:
+    """``change``, of what is on the CPU where eager is to run there."""
+    return (lambda made: change(to_cpu(made))) if golden else change
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class Runnable:
             torch.set_default_dtype(before)
 
     def eager(self, change: Change = unchanged, seed: int = SEED) -> dict[str, Any]:
-        model, inputs = self.made(change)
+        model, inputs = self.made(change_of_eager(self.spec.golden, change))
         with entered_modes(self.spec.context):
             torch.manual_seed(seed)
             return left_by_run(model, model, inputs, backward=self.spec.backward)
@@ -127,6 +133,7 @@ def judge(
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
                 note("compare")
+                actual = left_on_cpu(actual) if spec.golden else actual
                 comparison = Comparison(actual, expected, runnable.eager, spec)
                 seen(comparison)
                 result = compared(comparison, notes) or result

@@ -65,6 +65,11 @@ def judge_of(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     help="isolated: each node is compiled alone and gets eager's values. accumulated: the "
     "graph's own values, which it then returns all: that changes what a backend fuses.",
 )
+@click.option(
+    "--golden",
+    type=click.Choice(["cpu"]),
+    help="Compare with eager on the CPU, where the device's own eager is in doubt.",
+)
 @click.option("--csv", "csv_file", type=output.FILE, help="Write all columns to this file.")
 @click.option("--jsonl", "jsonl_file", type=output.FILE, help="Write a line of JSON a node.")
 @output.seconds_option(" of each node", 20.0)
@@ -73,6 +78,7 @@ def nodes(
     backend: str | None,
     judge: Any,
     mode: str,
+    golden: str | None,
     csv_file: Path | None,
     jsonl_file: Path | None,
     seconds: float,
@@ -93,6 +99,7 @@ def nodes(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
         case = case_in(path, backend)
+    case = case.with_spec(golden=golden or case.spec.golden)
     rows = []
     with contextlib.ExitStack() as files:
         writers = [*writers_of(files, csv_file, jsonl_file)]

@@ -71,6 +71,8 @@ class ScriptJudge:
         name, expression = case.backend.name, case.backend.expression
         self.name = name if expression in (repr(name), f'"{name}"') else ""
         """Of a backend that is registered; empty for all others."""
+        self.golden = f'"{self.spec.golden}"' if self.spec.golden else ""
+        """Where eager runs, as text; empty: where the backend does."""
         self.device = self.spec.device
         """Where it runs unless told otherwise."""
         self.is_direct = self.spec.call is CallPath.DIRECT
@@ -89,6 +91,8 @@ class ScriptJudge:
             message = self.spec.expected.message or "output: float"
             self.leaf, _, self.category = message.partition(": ")
             self.category = self.category.partition(" ")[0]
+        if judges and self.golden and re.search(r"device(=|\()", model):
+            raise NoShortForm("the reference is eager on the CPU, and the graph names a device")
         if judges:
             self.refuse(case)
         elif self.leaf:  # no float64 run is asked for
@@ -125,7 +129,8 @@ class ScriptJudge:
         compiled = self.call(self.compiled_model("_device"), "_device")
         if self.kind.traits.dies or not self.leaf:
             return [] if self.kind.traits.dies else [compiled]
-        both = f"{self.call(self.eager('_device'), '_device')}, {compiled}"
+        here = self.golden or "_device"
+        both = f"{self.call(self.eager(here), here)}, {compiled}"
         return [
             f"for _i, (_wanted, _got) in enumerate(itertools.zip_longest({both})):",
             f'    print(f"{self.leaf} {{_i}}: eager gives {{_wanted}}, the backend gives {{_got}}")',
@@ -205,6 +210,10 @@ class ScriptJudge:
     def judging(self, model: str, here: str = "device") -> str:
         """The statement raising for a bad ``model``; if eager's does, the backend is unjudged."""
         return f"_check({model}, {here})" if self.leaf else self.call(model, here)
+
+    def judging_eager(self) -> str:
+        here = self.golden or "_device"
+        return self.judging(self.eager(here), here)
 
     def backend_line(self) -> str:
         """The statement that fails where the backend's name is unknown; none for torch's own."""

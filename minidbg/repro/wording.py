@@ -171,6 +171,8 @@ def _provenance_lines(case: Case, values: str) -> Iterator[str]:
         yield " ".join(seen)
     if values:
         yield values
+    if case.spec.golden:
+        yield f"Reference: eager on {case.spec.golden}."
     if case.spec.context.env_matters:
         set_to = " ".join(f"{name}={value}" for name, value in case.spec.context.env.items())
         yield f"Gone without this in the environment: {set_to}."

@@ -92,6 +92,7 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
         level=failure.link.level,
         backward=failure.direction is Direction.BACKWARD,
         tolerances=settings.allowed,
+        golden=settings.golden,
         match=settings.match,
         margin=margin_for(figures),
     )

@@ -245,7 +245,7 @@ class GraphState:
             # a copy that cannot be made keeps nobody from his own call
             with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
                 with torch_internals.outside_tracing():
-                    copies = before(self.untouched, args, self.mutated)
+                    copies = before(self.untouched, args, self.mutated, self.settings.golden)
                 spec = RunSpec(BackendRef(link.name, "..."), tolerances=self.settings.allowed)
                 begun = Verification(copies, link, spec, self.facts)
                 if copies.wants_backward():

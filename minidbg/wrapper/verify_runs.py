@@ -31,7 +31,8 @@ from minidbg.fx.randomness import Derandomized, draws_alone
 from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison, Difference, written_unseen
 from minidbg.judge.differences import are_close, distance_between
-from minidbg.judge.run import Change, left_by_run, needs_gradient, unchanged
+from minidbg.judge.precision import left_on_cpu
+from minidbg.judge.run import Change, change_of_eager, left_by_run, needs_gradient, unchanged
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.torch_internals.tensors import has_plain_memory
@@ -58,6 +59,8 @@ class Before:
     generators: tuple[tuple[str, Tensor], ...]
     sums: tuple[tuple[int, int], ...] = ()
     """Of inputs too large to copy that nobody may write to, by index: the sum of their bits."""
+    golden: str = ""
+    """Where eager runs, if not where the inputs are: ``cpu``."""
 
     def fresh(self, *, everything: bool = False) -> tuple[Any, ...]:
         """Inputs for one run; what it may write is its own.
@@ -101,6 +104,7 @@ class Before:
 
         Gradients are None where ``may_refuse`` and their backward fails; else that error is raised.
         """
+        change = change_of_eager(self.golden, change)
         if change is not unchanged:
             needed = 2 * (bytes_of(tensors_among(self.inputs)) + bytes_of_a_run(self.graph))
             if why := lack_of_memory(needed, self.inputs):
@@ -121,12 +125,13 @@ def comparison_with(
     inside: Before, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]
 ) -> Comparison:
     both = bool(actual["gradients"] and expected["gradients"])
+    actual = left_on_cpu(actual) if inside.golden else actual
     if not both:
         actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
     return Comparison(actual, expected, partial(inside.eager, backward=both), spec)
 
 
-def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
+def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], golden: str) -> Before:
     written = frozenset(indices_sharing_memory(args, mutated))
     copied = written
     if bytes_of(tensors_among(args)) <= SMALL_BYTES:
@@ -135,7 +140,8 @@ def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) 
         inputs = with_copies(args, copied)
     large = {index: value for index, value in enumerate(args) if index not in copied}
     sums = tuple((index, sum_of_bits(large[index])) for index in large if has_plain_memory(large[index]))
-    return Before(own_attributes(graph), graph, inputs, written, copied, generator_states(args), sums)
+    graph_for_runs, states = own_attributes(graph), generator_states(args)
+    return Before(graph_for_runs, graph, inputs, written, copied, states, sums, golden)
 
 
 def sum_of_bits(value: Tensor) -> int:

@@ -149,7 +149,8 @@ def wrap(
       graph are compared with eager.
     - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units
       of the value, by dtype; or by the precision that the backend computes float32 in by design:
-      ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
+      ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``. ``golden="cpu"``: eager runs on the CPU,
+      for a device whose own eager is in doubt.
     - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next
       link) with a warning.
     - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions

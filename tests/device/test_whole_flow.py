@@ -77,6 +77,21 @@ def test_a_failure_only_there_ends_as_a_repro_whose_stages_say_so(
         assert run(path, "--device", "acme:1", bug=bug).returncode == 1
 
 
+@only_stand_in
+def test_where_eager_of_the_device_is_wrong_too_eager_on_the_cpu_shows_it(run: Run, tmp_path: Path) -> None:
+    program, bug = HERE / "program.py", "eager:gelu"
+    assert "raised" not in run(program, "acme:0", bug=bug).stdout
+    for what in ("plain", "mixed"):
+        done = run(program, "acme:0", what, bug=bug, MINIDBG_GOLDEN="cpu")
+        assert "-> 1 nodes" in done.stdout, done.stdout + done.stderr
+        path = only_repro(tmp_path)
+        assert "Reference: eager on cpu." in path.read_text()
+        assert run(path, bug=bug).returncode == 1
+        assert run("-m", "minidbg", "check", path, bug=bug).returncode == 1
+        assert run(path, bug="").returncode == 0
+        path.unlink()
+
+
 def test_a_process_that_dies_only_there_has_left_what_its_repro_is_made_of(
     run: Run, device: str, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ from minidbg.core.run_spec import BackendRef, CallPath, Context, Level, RunSpec
             Signature(
                 Kind.ACCURACY, Direction.BACKWARD, ("T",), ("m:f",), "said", (Signature(Kind.COMPILE, message="other"),)
             ),
-            Kind.RUNTIME, CallPath.DIRECT, Level.ATEN, "cuda", None, ((0,), ()), True, 7, 12.5, {"float32": (1e-3, 0.0)}, "re.*", 3.0,
+            Kind.RUNTIME, CallPath.DIRECT, Level.ATEN, "cuda", None, ((0,), ()), True, 7, 12.5, {"float32": (1e-3, 0.0)}, "re.*", 3.0, "cpu",
         ),
     ],
 )  # fmt: skip
