@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 from torch import fx
+from torch.fx.graph import magic_methods
 
 from minidbg import torch_internals
 from minidbg.codegen.names import is_plain_identifier, reference_to
@@ -71,34 +72,19 @@ def tensor_literal(items: Any, dtype: torch.dtype, margin: str = "") -> str:
     return "[\n" + "".join(f"{inner}{line}\n" for line in lines) + f"{margin}]"
 
 
+# fx prints its own text of a graph by this table: "{} + {}", "-{}", "{}[{}]"
+SIGNS = {
+    getattr(operator, name): form.strip("{}")
+    for name, form in magic_methods.items()
+    if hasattr(operator, name)
+}
 BINARY: Mapping[Callable[..., Any], str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.matmul: "@",
-    operator.and_: "&",
-    operator.or_: "|",
-    operator.xor: "^",
-    operator.lshift: "<<",
-    operator.rshift: ">>",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
+    function: sign.strip() for function, sign in SIGNS.items() if sign.startswith(" ")
 }
 """Functions written between their two arguments."""
-
 UNARY: Mapping[Callable[..., Any], str] = {
-    operator.neg: "-",
-    operator.pos: "+",
-    operator.invert: "~",
     operator.not_: "not ",
+    **{function: sign for function, sign in SIGNS.items() if len(sign) == 1},
 }
 """Functions written before their argument."""
 

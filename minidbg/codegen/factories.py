@@ -8,6 +8,7 @@ the sign of values that all have one.
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -234,13 +235,8 @@ class TensorFactory:
 
 def grouped(text: str) -> str:
     """``text`` in parentheses, unless a method can be called on it as it stands."""
-    depth = 0
-    for character in text:
-        depth += character in "([{"
-        depth -= character in ")]}"
-        if depth == 0 and character in " <":
-            return f"({text})"
-    return text if not text.startswith("-") else f"({text})"
+    whole = ast.parse(text, mode="eval").body
+    return text if isinstance(whole, ast.Call | ast.Name | ast.Subscript) else f"({text})"
 
 
 def wide(value: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from minidbg import torch_internals
 from minidbg.codegen.expressions import Expressions, number_text, quoted
 from minidbg.codegen.factories import TensorFactory, all_finite, grouped, is_index, wide
-from minidbg.codegen.layouts import StridedLayout, contiguous_stride, layout_of, start_of, view_into, view_of
+from minidbg.codegen.layouts import StridedLayout, layout_of, start_of, view_into, view_of
 from minidbg.codegen.names import Names
 from minidbg.codegen.subclasses import construction_of, is_constructed
 from minidbg.core.errors import CannotWrite
@@ -346,7 +346,8 @@ def base_data(value: Tensor, size: tuple[int, ...], layout: StridedLayout) -> Te
     The rest of the user's storage is none of a script's business.
     """
     if layout.shows_all and math.prod(size) == layout.span and value.stride() == layout.stride:
-        return value.as_strided(size, contiguous_stride(size), int(value.storage_offset()))
+        contiguous = torch.empty(size, device="meta").stride()
+        return value.as_strided(size, contiguous, int(value.storage_offset()))
     flat = value.new_zeros(math.prod(size))
     copy(layout.seen_in(flat), value)
     return flat.view(size)

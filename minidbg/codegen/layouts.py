@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,11 +40,6 @@ class StridedLayout:
         once = [size if step else 1 for size, step in zip(self.shape, self.stride, strict=True)]
         like = torch.empty_strided(once, self.stride, device="meta")
         return self.offset == 0 and torch.empty_like(like).stride() == self.stride
-
-
-def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    sizes = (max(size, 1) for size in reversed(shape[1:]))
-    return tuple(itertools.accumulate(sizes, operator.mul, initial=1))[::-1] if shape else ()
 
 
 def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
@@ -105,7 +99,8 @@ def _candidates(layout: StridedLayout) -> Iterator[tuple[tuple[int, ...], str]]:
         ratios = [outer // inner for outer, inner in itertools.pairwise(stride)]
         base = (layout.offset // stride[0] + shape[0], *ratios)
         parts, rest = [], layout.offset
-        for size, whole, step in zip(shape, base, contiguous_stride(base), strict=True):
+        contiguous = torch.empty(base, device="meta").stride()
+        for size, whole, step in zip(shape, base, contiguous, strict=True):
             start, rest = divmod(rest, step)
             parts.append(f"{start or ''}:{'' if start + size == whole else start + size}")
         while len(parts) > 1 and parts[-1] == ":":
