@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidbg.backends.locations import location_of
-from minidbg.backends.modules import finds_again, is_foreign
+from minidbg.backends.locations import finds_again, is_foreign, location_of
 from minidbg.backends.statements import Statement, indented, joined, read_statements, statements_of
 from minidbg.core.literals import NotALiteral, write_literal
 

@@ -9,20 +9,19 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
 
 from minidbg import torch_internals
 from minidbg.backends.definitions import NotSelfContained
-from minidbg.backends.locations import location_of
-from minidbg.backends.modules import (
+from minidbg.backends.locations import (
     MAIN_MODULES,
     finds_again,
     foreign_modules,
     is_foreign,
     is_installed,
+    location_of,
     top_level,
 )
 from minidbg.backends.reference import NotReferable, RefBuilder, as_statements, expression_for
@@ -94,38 +93,6 @@ def statements_of_operator(name: str, module: str = "__main__") -> tuple[Stateme
     return tuple(filter(defines, statements_of(module)))
 
 
-def native_libraries(name: str) -> tuple[str | None, str | None]:
-    """Shared library of ``ns::name``, and the importable module that loads it; None for unknown."""
-    namespace, _, last = name.partition(".")[0].partition("::")
-    words = (namespace.encode(), last.encode())
-    for module, loaded in foreign_modules():
-        file = getattr(loaded, "__file__", None)
-        if isinstance(file, str) and not file.endswith(".py") and _holds(file, words):
-            return file, top_level(module)
-    for library in sorted(torch.ops.loaded_libraries):
-        if _holds(library, words):
-            return library, _package_around(library)
-    return None, next((module for module, _ in foreign_modules() if module == namespace), None)
-
-
-def _holds(path: str, words: tuple[bytes, ...]) -> bool:
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return all(data.find(word) >= 0 for word in words)
-    except (OSError, ValueError):
-        return False
-
-
-def _package_around(library: str) -> str | None:
-    """The top-level package in whose folder a library lies."""
-    real = os.path.realpath(library)
-    for name, module in foreign_modules():
-        folders = getattr(module, "__path__", ()) if "." not in name else ()
-        if any(real.startswith(os.path.realpath(folder) + os.sep) for folder in folders):
-            return name
-    return None
-
-
 BUILT_IN = frozenset(
     {
         *("aten", "prim", "prims", "inductor_prims", "debugprims", "rngprims", "higher_order"),
@@ -151,16 +118,15 @@ def with_operators(
     stated = [name for name in names if statements_of_operator(name)]
     defined = [name for name in stated if modules_of_operator(name)[0] == "__main__"]
     extended = [name for name in stated if name not in defined]
-    extend = partial(_script_operators, extends=True)
-    of_script = ((_script_operators, defined), (extend, extended))
-    parts: list[tuple[str, Callable[[Any, RefBuilder], None], Any]] = [
-        *((f"the operator {name}", _operator, name) for name in names),
-        *((f"the operator {some[0]}", add, some) for add, some in of_script if some),
-        *((f"the function {one.__qualname__}", _function, one) for one in functions_of(gm)),
+    of_script = [(some, x) for some, x in ((defined, False), (extended, True)) if some]
+    parts: list[tuple[str, Callable[[RefBuilder], None]]] = [
+        *((f"the operator {name}", partial(_operator, name)) for name in names),
+        *((f"the operator {some[0]}", partial(_script_operators, some, x)) for some, x in of_script),
+        *((f"the function {fn.__qualname__}", partial(_function, fn)) for fn in functions_of(gm)),
     ]
-    for what, add, part in parts:
+    for what, add in parts:
         try:
-            add(part, builder)
+            add(builder)
         except (NotReferable, NotSelfContained) as error:
             if not as_statements(setup):
                 raise BackendUnreachable(
@@ -203,7 +169,7 @@ def _operator(name: str, builder: RefBuilder) -> None:
         _native(name, builder)
 
 
-def _script_operators(names: Sequence[str], builder: RefBuilder, *, extends: bool = False) -> None:
+def _script_operators(names: Sequence[str], extends: bool, builder: RefBuilder) -> None:
     """Copy the statements of ``__main__`` for operators, all at once: they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name)}
     ordered = [statements[line] for line in sorted(statements)]
@@ -211,15 +177,41 @@ def _script_operators(names: Sequence[str], builder: RefBuilder, *, extends: boo
 
 
 def _native(name: str, builder: RefBuilder) -> None:
-    """An operator in C++: the package that loads its library, else the library itself."""
-    library, module = native_libraries(name)
-    if module is not None:
-        builder.import_module(module, f"loads {name}")
-    elif library is not None:
+    """An operator in C++: the package that loads its library, else the library itself; where none
+    names the operator, the module that is called like its namespace."""
+    namespace, _, last = name.partition(".")[0].partition("::")
+    words = (namespace.encode(), last.encode())
+    files = {module: str(getattr(loaded, "__file__", "")) for module, loaded in foreign_modules()}
+    extensions = (module for module, file in files.items() if not file.endswith(".py"))
+    module = next((module for module in extensions if _holds(files[module], words)), "")
+    library = next((path for path in sorted(torch.ops.loaded_libraries) if _holds(path, words)), "")
+    if not module:
+        module = _package_around(library) if library else namespace if namespace in files else ""
+    if module:
+        builder.import_module(top_level(module), f"loads {name}")
+    elif library:
         builder.setup[f"torch.ops.load_library({library!r})"] = None
         builder.remarks[f"{name} is defined in {library}, which is loaded by its path"] = None
     else:
         raise NotSelfContained("no loaded module mentions it")
+
+
+def _holds(path: str, words: tuple[bytes, ...]) -> bool:
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return all(data.find(word) >= 0 for word in words)
+    except (OSError, ValueError):
+        return False
+
+
+def _package_around(library: str) -> str:
+    """The top-level package in whose folder a library lies; empty where there is none."""
+    real = os.path.realpath(library)
+    for name, module in foreign_modules():
+        folders = getattr(module, "__path__", ()) if "." not in name else ()
+        if any(real.startswith(os.path.realpath(folder) + os.sep) for folder in folders):
+            return name
+    return ""
 
 
 def _function(function: types.FunctionType, builder: RefBuilder) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from minidbg import torch_internals
-from minidbg.backends.modules import finds_again, is_foreign, is_installed
+from minidbg.backends.locations import finds_again, is_foreign, is_installed
 from minidbg.backends.reference import (
     RefBuilder,
     as_statements,

@@ -16,13 +16,21 @@ import re
 import sys
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
 from minidbg import torch_internals
 from minidbg.backends.definitions import Copy, NotSelfContained
-from minidbg.backends.locations import Location, location_of
-from minidbg.backends.modules import MAIN_MODULES, finds_again, is_foreign, requirement_of, top_level
+from minidbg.backends.locations import (
+    MAIN_MODULES,
+    Location,
+    finds_again,
+    is_foreign,
+    location_of,
+    requirement_of,
+    top_level,
+)
 from minidbg.backends.statements import read_statements, source_of
 from minidbg.core.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
 from minidbg.core.literals import NotALiteral, write_literal
@@ -94,7 +102,8 @@ class RefBuilder:
         needed = [requirement_of(module) for module in self._used if is_foreign(module)]
         requirements, remarks, folders = zip(*needed, strict=True) if needed else ((), (), ())
         start = self._start
-        return BackendRef(
+        return replace(
+            start,
             name=name,
             expression=expression,
             embedded=embedded,
@@ -105,7 +114,6 @@ class RefBuilder:
             requirements=tuple(dict.fromkeys(filter(None, [*start.requirements, *requirements]))),
             remarks=tuple(dict.fromkeys(filter(None, [*self.remarks, *remarks]))),
             modules=tuple(dict.fromkeys([*start.modules, *map(top_level, self._used)])),
-            missing_backend=start.missing_backend,
         )
 
     def _copied_text(self) -> str:
@@ -263,11 +271,10 @@ def _expression(
     try:
         return name, _registered(name, setup, builder) if names else expression_for(inner, builder)
     except NotReferable as error:
-        live = torch_internals.registered_backend(name) if names else inner
         raise NothingLeadsThere(
             f"the backend {repr(name) if names else name} cannot be found again by a fresh process:"
-            f" {error}. Give it a global name in a module that can be imported, or say how to "
-            f'get it: minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(live)}")'
+            f" {error}. Give it a global name in a module that can be imported, or say how to get "
+            'it: minidbg.wrap(backend, setup="import my_pkg", reference="my_pkg.mod:factory()")'
         ) from error
 
 
@@ -392,18 +399,6 @@ def where_defined(cls: type) -> str:
         return f"{os.path.basename(file)}:{inspect.findsource(cls)[1] + 1}"
     except (OSError, TypeError):
         return cls.__module__
-
-
-def suggested(backend: Any) -> str:
-    inner = innermost(backend)
-    module = getattr(inner, "__module__", None) or type(inner).__module__
-    path = getattr(inner, "__qualname__", None)
-    if not is_foreign(module):
-        return "my_pkg.mod:factory()"
-    if path is None:
-        return f"{module}:{type(inner).__qualname__}(...)"
-    factory, local, _ = path.rpartition(".<locals>.")
-    return f"{module}:{factory}(...)" if local else "my_pkg.mod:factory()"
 
 
 def check_option_values(options: Mapping[str, Any], name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from minidbg import torch_internals
 from minidbg.backends.definitions import OF_SCRIPTS
-from minidbg.backends.modules import is_installed
+from minidbg.backends.locations import is_installed
 from minidbg.backends.statements import read_statements
 from minidbg.codegen.names import is_plain_identifier, numbered
 from minidbg.core.errors import CannotWrite
