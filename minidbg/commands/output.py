@@ -135,11 +135,7 @@ VERBOSE = click.Option(
 
 
 def with_verbosity_options(command: click.Command) -> click.Command:
-    """``command`` with -q and -v, where it has no options of those names itself."""
-    taken = {name for parameter in command.params for name in parameter.opts}
-    for option in (QUIET, VERBOSE):
-        if not taken & set(option.opts):
-            command.params.append(option)
+    command.params += [option for option in (QUIET, VERBOSE) if option not in command.params]
     return command
 
 

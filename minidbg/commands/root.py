@@ -7,6 +7,7 @@ judged, a usage error included, is 125.
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 from typing import Any
 
@@ -15,7 +16,7 @@ import click
 from minidbg import __version__
 from minidbg.commands import output
 from minidbg.commands.output import CANNOT_JUDGE
-from minidbg.commands.table import COMMANDS, SECTIONS, imported
+from minidbg.commands.table import COMMANDS, SECTIONS
 from minidbg.core import environment
 from minidbg.core.errors import Interrupted, Terminated, nearest
 
@@ -30,7 +31,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = imported(COMMANDS[cmd_name])
+        found: click.Command = pkgutil.resolve_name(COMMANDS[cmd_name])
         return output.with_verbosity_options(found)
 
     def resolve_command(

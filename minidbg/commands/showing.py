@@ -1,18 +1,34 @@
-"""Commands to show a repro or write it for others: ``show``, ``stages``, ``report``; ``config``."""
+"""Commands about a repro: ``show`` it, ``check`` whether it still fails, find its ``stages``, write
+it for others by ``report``; and ``config``."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from minidbg.commands.output import FILE, JSON_OPTION, REPRO, note, print_json, seconds_option
+from minidbg.commands.output import (
+    BACKEND,
+    CANNOT_JUDGE,
+    DEVICE_OPTION,
+    FILE,
+    JSON_OPTION,
+    REPRO,
+    ReproPath,
+    note,
+    print_json,
+    seconds_option,
+)
+from minidbg.commands.watching import OPTIONS
 from minidbg.core import settings
+from minidbg.core.outcome import Verdict
+from minidbg.core.run_spec import PRECISIONS
 from minidbg.core.settings import Origin
-from minidbg.core.text import display_path, printable
+from minidbg.core.text import display_path, in_one_line, printable
 from minidbg.watch import settings as watching
 
 NAMED = click.argument("repro", type=REPRO)
@@ -33,6 +49,89 @@ def show(repro: Path, as_json: bool) -> None:
         print_json(details.to_json())
     else:
         click.echo(printable(report.summary(details)))
+
+
+WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
+
+VERDICT_STYLE = {
+    Verdict.GONE: "green",
+    Verdict.REPRODUCES: "red",
+    Verdict.CHANGED: "yellow",
+    Verdict.CRASHED: "yellow",
+    Verdict.TIMEOUT: "yellow",
+    Verdict.FLAKY: "magenta",
+}
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=ReproPath(folders=True))
+@JSON_OPTION
+@DEVICE_OPTION
+@click.option(
+    "--backend",
+    metavar=BACKEND,
+    help="Use this backend instead of the one in the script: "
+    "a registered name, module:attribute, or a call, module:make(level=2).",
+)
+@OPTIONS
+@click.option("--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of results; needs --atol.")
+@click.option("--atol", type=click.FloatRange(min=0.0), help="Absolute tolerance of results; needs --rtol.")
+@click.option(
+    "--tolerances",
+    "precision",
+    type=click.Choice(PRECISIONS),
+    help="Tolerances for a backend that computes float32 in this precision by design; "
+    "replaces --rtol and --atol.",
+)
+@click.option(
+    "--bisect",
+    is_flag=True,
+    help="For git bisect run: exit with 125 instead of 3, so that git skips the commit.",
+)
+@seconds_option(" of each run")
+def check(
+    paths: tuple[Path, ...],
+    as_json: bool,
+    device: str | None,
+    backend: str | None,
+    options: str,
+    rtol: float | None,
+    atol: float | None,
+    precision: str | None,
+    bisect: bool,
+    seconds: float,
+) -> None:
+    """Run repros in fresh interpreters, and say which still fail.
+
+    PATHS are scripts, unique parts of their names in the repro folder, or folders of scripts. Exit status, the first that applies: 1 a repro still fails, at least in some runs; 3 one fails differently; 125 one cannot be judged here; 0 all are gone.
+    """
+    from minidbg import repro
+    from minidbg.watch.repros import find_repros
+
+    for path in paths:
+        if not find_repros([path]):
+            where = f"captures lie in {path}/.minidbg/captures"
+            raise click.UsageError(f"{path}: no *.py in this folder; {where}")
+    if (rtol is None) != (atol is None):
+        raise click.UsageError("--rtol and --atol go together: give both or neither")
+    if precision and rtol is not None:
+        raise click.UsageError("--tolerances replaces --rtol and --atol: give one or the other")
+    tolerances = precision if rtol is None or atol is None else (rtol, atol)
+    statuses = []
+    for path in find_repros(paths):
+        outcome = repro.run(
+            path, device=device, backend=backend, options=options, tolerances=tolerances, seconds=seconds
+        )
+        statuses.append(outcome.verdict.exit_status)
+        if as_json:
+            print_json({"repro": str(path), **outcome.to_json()})
+        else:
+            verdict = click.style(f"{outcome.verdict:<10}", fg=VERDICT_STYLE.get(outcome.verdict))
+            why = in_one_line(outcome.reason or outcome.message.strip().partition("\n")[0][:120])
+            script = in_one_line(str(path))
+            click.echo(f"{verdict} {script}  {outcome.seconds:.1f} s  {why}".rstrip())
+    worst = min(statuses, key=WORST_FIRST.index)
+    sys.exit(CANNOT_JUDGE if bisect and worst == Verdict.CHANGED.exit_status else worst)
 
 
 @click.command()

@@ -7,9 +7,7 @@ name it in ``SECTIONS``.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from typing import Any
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "From a failure to a repro": {
@@ -25,7 +23,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "list": "minidbg.commands.watching:list_repros",
         "show": "minidbg.commands.showing:show",
         "report": "minidbg.commands.showing:report",
-        "check": "minidbg.commands.checking:check",
+        "check": "minidbg.commands.showing:check",
         "stages": "minidbg.commands.showing:stages",
     },
     "Watching": {
@@ -54,8 +52,3 @@ WATCH: Mapping[str, str] = {
     "html": "minidbg.extras.page.state:HtmlFile",
 }
 """Option of ``watch`` -> what turns its value into a pool of machines, or a view of the events."""
-
-
-def imported(where: str) -> Any:
-    module, _, attribute = where.partition(":")
-    return getattr(importlib.import_module(module), attribute)

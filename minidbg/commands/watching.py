@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ import click
 
 from minidbg.commands import output
 from minidbg.commands.output import existing_folder, print_json, repro_folder
-from minidbg.commands.table import WATCH, imported
+from minidbg.commands.table import WATCH
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import replace_file
 from minidbg.core.kinds import Kind
@@ -129,9 +130,9 @@ def watch(
     """
     found = list(paths) or [repro_folder()]
     settings = replace(load_watch_settings(options), once=once)
-    others = imported(WATCH["cluster"])(cluster) if cluster else None
-    pages = {"serve": serve, "html": html}
-    more = [partial(imported(WATCH[option]), value) for option, value in pages.items() if value]
+    others = pkgutil.resolve_name(WATCH["cluster"])(cluster) if cluster else None
+    pages = [("serve", serve), ("html", html)]
+    more = [partial(pkgutil.resolve_name(WATCH[name]), value) for name, value in pages if value]
     from minidbg.watch.daemon import run_daemon
 
     sys.exit(run_daemon(found, settings, as_json=as_json, others=others, more_views=more))

@@ -41,12 +41,9 @@ with contextlib.suppress(KeyError, ValueError, TypeError):
 def log_event(event: Mapping[str, Any]) -> None:
     """Append one line; of several processes each line stays whole."""
     data = (json.dumps({**event, "pid": os.getpid()}) + "\n").encode()
-    with contextlib.suppress(OSError):  # the program goes on without a summary
-        descriptor = os.open(ORDERS["log"], os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
+    # where that fails the program goes on without a summary
+    with contextlib.suppress(OSError), open(ORDERS["log"], "ab", buffering=0) as log:
+        log.write(data)
 
 
 if TYPE_CHECKING:

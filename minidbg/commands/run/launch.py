@@ -27,14 +27,14 @@ from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
 from minidbg.workers.client import Server
 from minidbg.workers.leftovers import SAME_START_S
 
-FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 """Signals that somebody sends to us and means for the program."""
 MOST_KNOCKS = 128
 """Processes of a program whose server is still at its imports."""
 PREPARED = "minidbg.reduction.reducing:reduce_in_child"
 EXIT_GRACE_S = 60.0
 """What reducing may take beyond its budget, which begins when torch and the backend are loaded."""
-FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
+FROM_THE_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a terminal sends to the whole process group, the program included."""
 
 
@@ -92,10 +92,9 @@ def leaving_signals_to_child() -> Iterator[list[subprocess.Popen[bytes]]]:
 
     wanted = dict.fromkeys(FORWARDED, forward) | dict.fromkeys(FROM_THE_KEYBOARD, from_the_keyboard)
     before = {}
-    for name, handler in wanted.items():
-        number = getattr(signal, name, None)
+    for number, handler in wanted.items():
         # Handlers: a child would inherit an ignored signal; ignored ones (nohup) stay so for both.
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+        if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
     try:
         yield children
@@ -106,16 +105,9 @@ def leaving_signals_to_child() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def in_the_foreground() -> bool:
     """Whether the keyboard's signals come to this process group from the terminal."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with contextlib.suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False
 
 
 def summary_of(
