@@ -94,7 +94,7 @@ def test_only_workers_fork() -> None:
 
 
 def extra_of(name: str) -> str:
-    """``hunt`` for ``minidbg.extras.hunt.samples``; empty for what is no extra."""
+    """``hunt`` for ``minidbg.extras.hunt.judging``; empty for what is no extra."""
     return name.split(".")[2] if name.startswith("minidbg.extras.") else ""
 
 

@@ -24,8 +24,7 @@ from minidbg.core.text import in_one_line
 
 if TYPE_CHECKING:
     from minidbg.extras.hunt.hunting import Hunt
-    from minidbg.extras.hunt.judging import SampleResult
-    from minidbg.extras.hunt.samples import SampleCell
+    from minidbg.extras.hunt.judging import SampleCell, SampleResult
 
 LETTERS = {
     "ok": "·", "handed back": "b", "unsupported": "u", "fails": "F", "wrong": "W", "hangs": "H",
@@ -149,7 +148,7 @@ def tell_results(hunted: Hunt, *, as_json: bool) -> bool:
 
 def print_table(table: Mapping[SampleCell, tuple[SampleResult, str]]) -> None:
     """A row for each op that does not work in every dtype, a letter for each dtype."""
-    from minidbg.extras.hunt.samples import DTYPES
+    from minidbg.extras.hunt.judging import DTYPES
 
     rows: dict[str, dict[str, str]] = {}
     for cell, (state, _) in sorted(table.items()):

@@ -23,8 +23,15 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.text import json_objects, last_line, plural
-from minidbg.extras.hunt.judging import SampleResult, backend_of, failure_key, sample_result
-from minidbg.extras.hunt.samples import Sample, SampleCell, plan
+from minidbg.extras.hunt.judging import (
+    Sample,
+    SampleCell,
+    SampleResult,
+    backend_of,
+    failure_key,
+    plan,
+    sample_result,
+)
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
 from minidbg.workers import Ended

@@ -14,7 +14,7 @@ from support.rotating import day
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from minidbg.extras.hunt.samples import operators
+from minidbg.extras.hunt.judging import operators
 from minidbg.judge.precision import Float64, NoFloat64
 from minidbg.judge.undefined import PerturbedEager, ZeroFilled
 

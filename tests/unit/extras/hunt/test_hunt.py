@@ -8,11 +8,10 @@ import pytest
 
 from minidbg.core.errors import BadSetting
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.extras.hunt import judging, samples
+from minidbg.extras.hunt import judging
 from minidbg.extras.hunt.commands import is_worse
 from minidbg.extras.hunt.hunting import Hunt
-from minidbg.extras.hunt.judging import SampleResult
-from minidbg.extras.hunt.samples import Sample
+from minidbg.extras.hunt.judging import Sample, SampleResult
 from minidbg.judge.run import HANDED_BACK
 
 
@@ -68,10 +67,10 @@ def test_each_outcome_is_one_state_of_the_table(found: Outcome, state: SampleRes
 
 def test_a_name_stands_for_its_variants_and_a_wrong_one_is_answered_with_the_nearest() -> None:
     known = ["div.floor", "div.trunc", "divide", "addcdiv"]
-    assert samples.matching(["torch.div"], known, "operator") == ["div.floor", "div.trunc"]
-    assert samples.matching(["*div*"], known, "operator") == known
+    assert judging.matching(["torch.div"], known, "operator") == ["div.floor", "div.trunc"]
+    assert judging.matching(["*div*"], known, "operator") == known
     with pytest.raises(BadSetting, match="did you mean 'divide'"):
-        samples.matching(["divid"], known, "operator")
+        judging.matching(["divid"], known, "operator")
 
 
 def test_one_exception_is_one_failure_in_all_ops_and_a_wrong_result_is_one_for_each_op() -> None:
