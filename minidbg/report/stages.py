@@ -32,9 +32,6 @@ from minidbg.fx.effects import is_call
 from minidbg.judge.run import HANDED_BACK
 from minidbg.repro.folder import hidden
 
-FAILING_WORDS = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
-"""Verdicts of a stage at which the graph fails, in the same way or another."""
-
 EARLIER = {
     "eager": "dynamo's own graph fails without any backend, so torch.compile's frontend is at fault",
     "aot_eager": "it fails in AOTAutograd already, before any compiler",
@@ -70,7 +67,8 @@ class StageReport:
 
     @property
     def guilty(self) -> str:
-        failing = (name for name, verdict in self.verdicts.items() if verdict in FAILING_WORDS)
+        others = (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID)
+        failing = (name for name, verdict in self.verdicts.items() if verdict not in others)
         return next(failing, "")
 
     @property

@@ -66,11 +66,7 @@ def write_header(case: Case, *, has_tensors: bool, folder: str | None) -> str:
 
 def shared_folder(path: str, folder: str) -> str:
     """The folder above ``path`` and repro ``folder``, if in one tree or repository; else empty."""
-    try:
-        shared = os.path.commonpath([path, folder])
-    except ValueError:  # two drives
-        return ""
-    around = os.path.dirname(folder)
+    shared, around = os.path.commonpath([path, folder]), os.path.dirname(folder)
     is_tree = shared == around != os.path.dirname(around) or shared.startswith(os.path.join(around, ""))
     above = shared
     while not is_tree and above != os.path.dirname(above):

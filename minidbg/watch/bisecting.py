@@ -69,9 +69,8 @@ def bisect_revisions(
     roots = [root for name in repro.backend_modules for root in module_roots(name, backend.paths)]
     repositories = [str(repository.absolute())] if repository else repositories_of(roots)
     if len(repositories) != 1:
-        where = "no git repository"
-        if repositories:
-            where = f"several git repositories ({', '.join(repositories)})"
+        several = f"several git repositories ({', '.join(repositories)})"
+        where = several if repositories else "no git repository"
         code = f"the code of backend {backend.name}"
         raise MinidbgError(f"{code} lies in {where}; name it with --repository")
     checkout = Path(repositories[0]).resolve()

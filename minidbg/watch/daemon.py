@@ -482,18 +482,15 @@ def judged(sweep: int, decision: Decision, repro: Repro) -> events.Judged:
 # The daemon with those who hear of its events
 
 
-MakeView: TypeAlias = Callable[[Callable[[str], None]], views.View]
-"""Of a function by which the view tells a person something."""
-
-
 def run_daemon(
     paths: list[Path],
     settings: WatchSettings,
     *,
     as_json: bool,
     others: OtherMachines | None = None,
-    more_views: Sequence[MakeView] = (),
+    more_views: Sequence[Callable[[Callable[[str], None]], views.View]] = (),
 ) -> int:
+    """``more_views``: each is given a function by which the view tells a person something."""
     default = base.load().repro_dir
     for path in paths:
         if not path.exists() and path == default:
@@ -530,17 +527,13 @@ def run_daemon(
     except BaseException:
         announce.close()
         raise
-    stop_on_signals(inbox)
-    return daemon.run()
 
-
-def stop_on_signals(inbox: Inbox) -> None:
-    """Let SIGINT, SIGTERM and SIGHUP end the daemon cleanly; a second SIGINT ends it at once."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        """End cleanly; a second SIGINT ends the process at once."""
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         inbox.put(views.Stop(signal.Signals(number).name))
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handler)
+        signal.signal(number, stop)
+    return daemon.run()

@@ -56,8 +56,7 @@ class Runner:
         device = run.job.device
         fork = fork_for(self.settings.workers, device, fresh=run.fresh and not run.forked)
         command = judge_arguments(repro, device)
-        if run.purpose is Purpose.CANARY:
-            command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--one-op")
+        command += ("--one-op",) if run.purpose is Purpose.CANARY else ()
         memory = self.settings.memory_bytes
         if memory is None and not machine_of(device):
             memory = memory_limit(self.settings.jobs, HERE)

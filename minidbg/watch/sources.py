@@ -30,8 +30,7 @@ def repositories_of(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def revisions(repositories: Iterable[str]) -> Mapping[str, Revision]:
-    found = ((root, revision_of(root)) for root in repositories)
-    return {root: revision for root, revision in found if revision is not None}
+    return {root: revision for root in repositories if (revision := revision_of(root)) is not None}
 
 
 def revision_of(repository: str) -> Revision | None:

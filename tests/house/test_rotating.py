@@ -16,7 +16,7 @@ def test_each_canary_is_a_slow_test_that_exists() -> None:
 
 
 def test_each_room_has_tests_from_outside() -> None:
-    rooms = {path.parent.name for path in (TESTS.parent / "minidbg").glob("*/__init__.py")}
+    rooms = {path.stem for path in (TESTS.parent / "minidbg").iterdir()}
     assert set(ASKED_BY) <= rooms
     for beginnings in ASKED_BY.values():
         for beginning in beginnings.split():

@@ -92,7 +92,7 @@ def day() -> int:
 def rooms_changed() -> frozenset[str]:
     """Those that the commits of the last day, counted from the newest, have touched."""
     paths = git("log", f"--since={newest() - 86400}", "--name-only", "--format=", "--", "../minidbg").split()
-    return frozenset(path.split("/")[1] for path in paths if path.count("/") > 1)
+    return frozenset(path.split("/")[1].removesuffix(".py") for path in paths)
 
 
 def tests_of(rooms: Iterable[str]) -> tuple[str, ...]:
