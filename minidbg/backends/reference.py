@@ -7,6 +7,7 @@ together anew, a copy of its source; or the reason why not.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import itertools
@@ -390,15 +391,11 @@ def described(backend: Any) -> str:
         kind = "closure" if code.co_freevars else "lambda" if is_lambda else "function"
         return f"a {kind} of {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
     owner = type(backend)
-    return f"an object of the class {owner.__qualname__} of {where_defined(owner)}"
-
-
-def where_defined(cls: type) -> str:
-    try:
-        file = inspect.getsourcefile(cls) or inspect.getfile(cls)
-        return f"{os.path.basename(file)}:{inspect.findsource(cls)[1] + 1}"
-    except (OSError, TypeError):
-        return cls.__module__
+    where = owner.__module__
+    with contextlib.suppress(OSError, TypeError):
+        file = inspect.getsourcefile(owner) or inspect.getfile(owner)
+        where = f"{os.path.basename(file)}:{inspect.findsource(owner)[1] + 1}"
+    return f"an object of the class {owner.__qualname__} of {where}"
 
 
 def check_option_values(options: Mapping[str, Any], name: str) -> None:

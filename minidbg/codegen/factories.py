@@ -27,11 +27,6 @@ MOST_DISTINCT = 1 << 20
 SAMPLE = 1 << 16
 """Elements looked at to fit a distribution."""
 
-_HAVE_RANDOM = (
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.complex64, torch.complex128),
-)
-
 
 def is_opaque(dtype: torch.dtype) -> bool:
     """Whether it has no numbers, so that values are made from bytes."""
@@ -188,9 +183,9 @@ class TensorFactory:
         self, function: str, method: str = "", scale: float = 1, mean: float = 0, error: float = 0
     ) -> str:
         """``torch.function(size).method() * scale + mean`` drawn in a dtype with random numbers."""
-        dtype = self.dtype if self.dtype in _HAVE_RANDOM else torch.float32
-        if self.dtype is torch.complex32:  # it has random numbers, but none can be scaled
-            dtype = torch.complex64
+        # of 8 bits there are no random numbers, and of complex32 none that can be scaled
+        dtype = torch.float32 if self.dtype.itemsize == 1 else self.dtype
+        dtype = torch.complex64 if dtype is torch.complex32 else dtype
         off = max(0.1, error) * abs(scale)
         # a round number, so that the same is written of what this makes
         scale = next((x for x in (1.0, float(f"{scale:.0e}")) if abs(x - scale) <= off), scale)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import linecache
 import operator
 import sys
 import textwrap
@@ -257,20 +256,11 @@ def instantiate(source: ModuleSource) -> nn.Module:
     lines = ["import torch", *source.imports, "", *source.kernels.values(), "", source.text]
     copies = clone_values(list(source.constants.values()))
     constants = dict(zip(source.constants, copies, strict=True))
-    try:
-        made = run_as_module(name, "\n".join(lines), constants=constants)
-        with torch.random.fork_rng(devices=[]):
-            module: nn.Module = made[source.name]()
-    except BaseException:
-        _forget(name)
-        raise
-    weakref.finalize(module, _forget, name).atexit = False
+    made = run_as_module(name, "\n".join(lines), constants=constants)
+    with torch.random.fork_rng(devices=[]):
+        module: nn.Module = made[source.name]()
+    weakref.finalize(module, sys.modules.pop, name, None).atexit = False
     return module
-
-
-def _forget(name: str) -> None:
-    sys.modules.pop(name, None)
-    linecache.cache.pop(f"<{name}>", None)
 
 
 # --- a function that builds the graph node by node, for backends that are called directly ---

@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import click
 
@@ -230,18 +230,16 @@ def configure(verbosity: int) -> None:
 
 # --- the end of a command by a signal ---
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 
 @contextlib.contextmanager
-def unwinding_on_signals() -> Iterator[None]:
-    """A block that the signals ``ENDING`` leave by ``Terminated``, as Ctrl-C leaves it by
-    KeyboardInterrupt; a second one ends the process."""
+def signals_handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """A block in which these signals are handled so; one that is ignored (nohup) stays ignored."""
     before = {}
     if threading.current_thread() is threading.main_thread():
-        # one that is ignored (nohup) stays so
-        wanted = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, terminated) for number in wanted}
+        wanted = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, handlers[number]) for number in wanted}
     try:
         yield
     finally:
@@ -250,6 +248,7 @@ def unwinding_on_signals() -> Iterator[None]:
 
 
 def terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind what the signal interrupts, as Ctrl-C does; a second one ends the process."""
     signal.signal(number, signal.SIG_DFL)
     raise Terminated(number)
 

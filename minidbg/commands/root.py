@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import signal
 import sys
 from typing import Any
 
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> Any:
     one that Ctrl-C ends with 130."""
     output.VERBOSITY.set(0)
     try:
-        with output.unwinding_on_signals():
+        with output.signals_handled(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), output.terminated)):
             status = cli.main(args=argv, prog_name="minidbg", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())

@@ -27,7 +27,6 @@ from minidbg.commands.watching import OPTIONS
 from minidbg.core import settings
 from minidbg.core.outcome import Verdict
 from minidbg.core.run_spec import PRECISIONS
-from minidbg.core.settings import Origin
 from minidbg.core.text import display_path, in_one_line, printable
 from minidbg.watch import settings as watching
 
@@ -215,16 +214,13 @@ def config(as_json: bool) -> None:
     names = max(len(origin.name) for origin in origins)
     values = min(max(len(cell_text(origin.value)) for origin in origins), 40)
     for origin in origins:
-        line = f"{origin.name:<{names}}  {cell_text(origin.value):<{values}}  {variable(origin)}"
+        source = origin.source
+        if source == "the environment":
+            variable = "DIR" if origin.name == "repro_dir" else origin.name.upper()
+            source = f"MINIDBG_{variable} in the environment"
+        line = f"{origin.name:<{names}}  {cell_text(origin.value):<{values}}  {source}"
         click.echo(click.style(line, dim=origin.source == "default"))
     click.echo(f"minidbg: the user's file is {settings.user_settings_file()}", err=True)
-
-
-def variable(origin: Origin) -> str:
-    if origin.source != "the environment":
-        return origin.source
-    name = "MINIDBG_DIR" if origin.name == "repro_dir" else f"MINIDBG_{origin.name.upper()}"
-    return f"{name} in the environment"
 
 
 def cell_text(value: Any) -> str:

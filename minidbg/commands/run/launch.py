@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from minidbg.commands.output import signals_handled
 from minidbg.core import environment
 from minidbg.core.files import glob
 from minidbg.core.kinds import Kind
@@ -90,17 +91,10 @@ def leaving_signals_to_child() -> Iterator[list[subprocess.Popen[bytes]]]:
         if not in_the_foreground():
             forward(number, frame)
 
-    wanted = dict.fromkeys(FORWARDED, forward) | dict.fromkeys(FROM_THE_KEYBOARD, from_the_keyboard)
-    before = {}
-    for number, handler in wanted.items():
-        # Handlers: a child would inherit an ignored signal; ignored ones (nohup) stay so for both.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
-    try:
+    # handlers, since a child would inherit an ignored signal
+    handlers = dict.fromkeys(FORWARDED, forward)
+    with signals_handled(handlers | dict.fromkeys(FROM_THE_KEYBOARD, from_the_keyboard)):
         yield children
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def in_the_foreground() -> bool:
