@@ -81,7 +81,8 @@ def main(argv: list[str] | None = None) -> Any:
     one that Ctrl-C ends with 130."""
     output.VERBOSITY.set(0)
     try:
-        with output.signals_handled(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), output.terminated)):
+        ending = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), output.terminated)
+        with output.signals_handled(ending):
             status = cli.main(args=argv, prog_name="minidbg", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())

@@ -68,11 +68,8 @@ def shared_folder(path: str, folder: str) -> str:
     """The folder above ``path`` and repro ``folder``, if in one tree or repository; else empty."""
     shared, around = os.path.commonpath([path, folder]), os.path.dirname(folder)
     is_tree = shared == around != os.path.dirname(around) or shared.startswith(os.path.join(around, ""))
-    above = shared
-    while not is_tree and above != os.path.dirname(above):
-        is_tree = os.path.exists(os.path.join(above, ".git"))
-        above = os.path.dirname(above)
-    return shared if is_tree else ""
+    above = Path(shared, ".git").parents[:-1]
+    return shared if is_tree or any(os.path.exists(place / ".git") for place in above) else ""
 
 
 def torch_requirement(version: str) -> str:

@@ -114,17 +114,9 @@ def is_wanted(name: str, ignore: Sequence[str]) -> bool:
     return not any(fnmatch.fnmatch(part, glob.strip("/")) for glob in ignore for part in parts)
 
 
-def is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
 def repository_of(folder: str) -> str | None:
-    while not os.path.exists(os.path.join(folder, ".git")):
-        above = os.path.dirname(folder)
-        if above == folder:
-            return None
-        folder = above
-    return folder
+    above = map(str, Path(folder, ".git").parents)
+    return next((place for place in above if os.path.exists(os.path.join(place, ".git"))), None)
 
 
 def git_bytes(repository: str, *arguments: str) -> bytes | None:

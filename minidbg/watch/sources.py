@@ -20,7 +20,7 @@ from pathlib import Path
 
 from minidbg.core.script_header import HIDDEN
 from minidbg.history import Revision
-from minidbg.watch.files import JUNK_FOLDERS, digest_of, git_bytes, is_inside, repository_of
+from minidbg.watch.files import JUNK_FOLDERS, digest_of, git_bytes, repository_of
 from minidbg.watch.repros import Repro
 
 
@@ -63,7 +63,7 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[st
             paths = repro.spec.backend.paths
             own = [root for name in repro.backend_modules for root in module_roots(name, paths)]
             found.update(dict.fromkeys(own or module_roots("torch", ())))
-    return [root for root in found if not any(is_inside(root, one) for one in found if one != root)]
+    return [root for root in found if found.keys().isdisjoint(map(str, Path(root).parents))]
 
 
 def module_roots(name: str, paths: Sequence[str]) -> list[str]:
