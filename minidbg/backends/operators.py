@@ -48,8 +48,8 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
     base = name.partition(".")[0]
     found = [function.__module__ for function in torch_internals.operator_functions(base)]
     found += [by_file[file] for file in torch_internals.operator_files(name) if file in by_file]
-    words = base.split("::")
-    own = [module for module, _ in foreign_modules() if all(map(_own_source(module).count, words))]
+    words, foreign = base.split("::"), dict(foreign_modules())
+    own = [module for module in foreign if all(map(_own_source(module).count, words))]
     found += [module for module in (*own, "__main__") if statements_of_operator(name, module)]
     plain = dict.fromkeys("__main__" if module in MAIN_MODULES else module for module in found)
     outside = ("__main__", *NOT_LOADED_BY_TORCH)
@@ -59,7 +59,8 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
 def _own_source(module: str) -> str:
     """The text of a module that is not installed: a package that is brings all of its parts."""
     file = getattr(sys.modules[module], "__file__", None) or ""
-    return "" if is_installed(os.path.dirname(os.path.abspath(file))) else source_of(module)
+    folder = os.path.dirname(os.path.abspath(file))
+    return "" if is_installed(folder) else source_of(module)
 
 
 def statements_of_operator(name: str, module: str = "__main__") -> tuple[Statement, ...]:
@@ -118,10 +119,10 @@ def with_operators(
     stated = [name for name in names if statements_of_operator(name)]
     defined = [name for name in stated if modules_of_operator(name)[0] == "__main__"]
     extended = [name for name in stated if name not in defined]
-    of_script = [(some, x) for some, x in ((defined, False), (extended, True)) if some]
+    of_script = [(own, x) for own, x in ((defined, False), (extended, True)) if own]
     parts: list[tuple[str, Callable[[RefBuilder], None]]] = [
         *((f"the operator {name}", partial(_operator, name)) for name in names),
-        *((f"the operator {some[0]}", partial(_script_operators, some, x)) for some, x in of_script),
+        *((f"the operator {own[0]}", partial(_script_operators, own, x)) for own, x in of_script),
         *((f"the function {fn.__qualname__}", partial(_function, fn)) for fn in functions_of(gm)),
     ]
     for what, add in parts:

@@ -22,16 +22,9 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from minidbg import torch_internals
+from minidbg.backends import locations
 from minidbg.backends.definitions import Copy, NotSelfContained
-from minidbg.backends.locations import (
-    MAIN_MODULES,
-    Location,
-    finds_again,
-    is_foreign,
-    location_of,
-    requirement_of,
-    top_level,
-)
+from minidbg.backends.locations import MAIN_MODULES, finds_again, is_foreign, location_of, top_level
 from minidbg.backends.statements import read_statements, source_of
 from minidbg.core.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
 from minidbg.core.literals import NotALiteral, write_literal
@@ -100,7 +93,7 @@ class RefBuilder:
         self, name: str, expression: str, options: Mapping[str, Any], mode: str | None
     ) -> BackendRef:
         embedded = self._copied_text()  # first: it may add imports
-        needed = [requirement_of(module) for module in self._used if is_foreign(module)]
+        needed = [locations.requirement_of(module) for module in self._used if is_foreign(module)]
         requirements, remarks, folders = zip(*needed, strict=True) if needed else ((), (), ())
         start = self._start
         return replace(
@@ -169,7 +162,7 @@ def _rebuilt(value: Any, builder: RefBuilder) -> str:
     return _call("aot_autograd", (), arguments, builder)
 
 
-def _embedded_text(value: Any, location: Location | None, builder: RefBuilder) -> str:
+def _embedded_text(value: Any, location: locations.Location | None, builder: RefBuilder) -> str:
     """The expression for a program's global or function in one that uses no locals; else empty."""
     module = getattr(value, "__module__", "") if location is None else location.module
     if module not in MAIN_MODULES:

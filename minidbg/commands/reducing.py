@@ -240,8 +240,8 @@ def run(
     }
     loaded = settings.load({**given, "repro_dir": folder})
     repro_dir = loaded.repro_dir.absolute()
-    wanted = {name: str(value) for name, value in given.items() if value is not None}
-    variables = {f"MINIDBG_{name.upper()}": value for name, value in wanted.items()}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    variables = {f"MINIDBG_{name.upper()}": str(value) for name, value in wanted.items()}
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as place:
         log = Path(place, "log.jsonl")

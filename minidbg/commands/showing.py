@@ -11,18 +11,8 @@ from typing import Any
 
 import click
 
-from minidbg.commands.output import (
-    BACKEND,
-    CANNOT_JUDGE,
-    DEVICE_OPTION,
-    FILE,
-    JSON_OPTION,
-    REPRO,
-    ReproPath,
-    note,
-    print_json,
-    seconds_option,
-)
+from minidbg.commands import output
+from minidbg.commands.output import JSON_OPTION, REPRO, note, print_json, seconds_option
 from minidbg.commands.watching import OPTIONS
 from minidbg.core import settings
 from minidbg.core.outcome import Verdict
@@ -50,7 +40,7 @@ def show(repro: Path, as_json: bool) -> None:
         click.echo(printable(report.summary(details)))
 
 
-WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
+WORST_FIRST = (1, 3, output.CANNOT_JUDGE, 0)
 
 VERDICT_STYLE = {
     Verdict.GONE: "green",
@@ -63,12 +53,12 @@ VERDICT_STYLE = {
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=ReproPath(folders=True))
+@click.argument("paths", nargs=-1, required=True, type=output.ReproPath(folders=True))
 @JSON_OPTION
-@DEVICE_OPTION
+@output.DEVICE_OPTION
 @click.option(
     "--backend",
-    metavar=BACKEND,
+    metavar=output.BACKEND,
     help="Use this backend instead of the one in the script: "
     "a registered name, module:attribute, or a call, module:make(level=2).",
 )
@@ -130,7 +120,7 @@ def check(
             script = in_one_line(str(path))
             click.echo(f"{verdict} {script}  {outcome.seconds:.1f} s  {why}".rstrip())
     worst = min(statuses, key=WORST_FIRST.index)
-    sys.exit(CANNOT_JUDGE if bisect and worst == Verdict.CHANGED.exit_status else worst)
+    sys.exit(output.CANNOT_JUDGE if bisect and worst == Verdict.CHANGED.exit_status else worst)
 
 
 @click.command()
@@ -159,7 +149,7 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
 
 @click.command()
 @NAMED
-@click.option("-o", "--output", type=FILE, help="Write to FILE instead of stdout.")
+@click.option("-o", "--output", type=output.FILE, help="Write to FILE instead of stdout.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run the repro first, to see it fail.")
 @click.option("--keep-private", is_flag=True, help="Leave paths, user and host names as they are.")
 @click.option(

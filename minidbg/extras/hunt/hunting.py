@@ -23,15 +23,8 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.text import json_objects, last_line, plural
-from minidbg.extras.hunt.judging import (
-    Sample,
-    SampleCell,
-    SampleResult,
-    backend_of,
-    failure_key,
-    plan,
-    sample_result,
-)
+from minidbg.extras.hunt import judging
+from minidbg.extras.hunt.judging import Sample, SampleCell, SampleResult
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
 from minidbg.workers import Ended
@@ -85,7 +78,7 @@ class Hunt:
     def run(self) -> None:
         """Raises MinidbgError when the backend or torch's samples cannot be had."""
         ends = time.monotonic() + (self.seconds or float("inf"))
-        ref = backend_of(self.asked_of).ref
+        ref = judging.backend_of(self.asked_of).ref
         self.fork = workers.Warmup(
             (*ref.modules, OP_SAMPLES), "inductor" if ref.name == "inductor" else "aot"
         )
@@ -94,7 +87,7 @@ class Hunt:
             tempfile.TemporaryDirectory(prefix="minidbg-") as scratch,
             ThreadPoolExecutor(self.jobs) as pool,
         ):
-            self.cells = plan(self.ops, self.dtypes, self.devices)
+            self.cells = judging.plan(self.ops, self.dtypes, self.devices)
             every = [Sample(*cell, number) for number in range(self.samples) for cell in self.cells]
             size = max(1, min(IN_BATCH, len(every) // self.jobs))
             batches = (
@@ -125,11 +118,11 @@ class Hunt:
             raise
 
     def take_in(self, sample: Sample, outcome: Outcome) -> None:
-        state, text, failure = sample_result(outcome), outcome.reason, None
+        state, text, failure = judging.sample_result(outcome), outcome.reason, None
         if outcome.signature is not None:
             text = outcome.message
             if state.rank >= SampleResult.FAILS.rank:
-                key = failure_key(outcome.signature, sample.op)
+                key = judging.failure_key(outcome.signature, sample.op)
                 failure = self.failures.setdefault(key, SampleFailure(state, sample, outcome))
                 failure.ops[sample.op] += 1
         self.judged.append((SampleCell(*sample[:3]), state, text, failure))
@@ -141,7 +134,7 @@ class Hunt:
             raise KeyboardInterrupt
         argument = {**self.asked_of, "call_seconds": self.call_seconds, **facts}
         request = workers.Request(
-            call=f"minidbg.extras.hunt.judging:{name}", argument=argument, seconds=seconds,
+            call=f"{judging.__name__}:{name}", argument=argument, seconds=seconds,
             memory_bytes=memory_limit(self.jobs), fork=self.fork,
             asks=name != "run_batch", stream=stream and stream.fileno(),
         )  # fmt: skip
