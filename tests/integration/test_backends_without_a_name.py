@@ -14,7 +14,6 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
 from minidbg import oracle, repro, workers
@@ -224,23 +223,6 @@ def test_a_failure_that_is_reduced_later_lacks_its_backend(tmp_path: Path) -> No
         minidbg.reduce(report.capture)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "what"),
-    [
-        (Stateful(3), "an object of the class Stateful of"),
-        (aot_autograd(fw_compiler=make(3, held=make)), "aot_autograd over a closure of"),
-    ],
-    ids=["state", "aot_autograd"],
-)
-def test_objects_are_reduced_as_closures_are(backend: Any, what: str, tmp_path: Path) -> None:
-    report = failing(backend, tmp_path)
-
-    assert report.missing_backend is not None, report.line
-    assert f"a reduced graph whose backend is to be filled in, {what}" in report.line
-    assert " -> 1 nodes" in report.line
-
-
 PROGRAM = """
 import ctypes, os, sys
 import torch
@@ -287,15 +269,6 @@ def test_a_closure_of_the_program_s_script_is_taken_from_there_later(tmp_path: P
     assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "minidbg_repros").glob("*.py")] == [
         reduced.stdout.strip()
     ]
-
-
-@pytest.mark.slow
-def test_a_library_of_the_program_that_the_child_cannot_have_is_the_reason(tmp_path: Path) -> None:
-    head = "library = ctypes.CDLL(None)"
-    ended = run_program(tmp_path, backend="make(3)", head=head, fails=f"library; {RAISES}")
-
-    assert "a graph whose backend is to be filled in, a closure of train.py:" in ended.stdout, ended
-    assert "it cannot be pickled" in ended.stdout or "cannot be unpickled" in ended.stdout
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from support.command_line import python
 
 from minidbg.core.outcome import Kind, Signature, Verdict
-from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
+from minidbg.core.run_spec import BackendRef, CallPath, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.command import JUDGE_SCRIPT
@@ -127,39 +127,8 @@ def test_a_script_that_judges_nothing_ends_with_125_and_says_who_does(tmp_path, 
     assert judged(script, cwd=elsewhere)[1]["verdict"] == "reproduces"
 
 
-def test_a_missing_file_of_tensors_is_125_and_named(tmp_path, elsewhere):
-    script = write(relu_case(), tmp_path / "r.py", exactness=Exactness.EXACT)
-    script.with_suffix(".safetensors").unlink()
-    status, said, erred = ended(script, cwd=elsewhere)
-    assert status == 125
-    assert "r.safetensors" in said + erred
-
-
 def test_script_and_tensors_can_move_together(tmp_path, elsewhere):
     script = write(relu_case(), tmp_path / "r.py", exactness=Exactness.EXACT)
     for file in (script, script.with_suffix(".safetensors")):
         shutil.move(file, elsewhere / file.name)
     assert run(elsewhere / "r.py").verdict is Verdict.REPRODUCES
-
-
-LOOKS = """\
-def looks(gm, example_inputs):
-    facts = [(x.dtype, x.requires_grad, x.is_leaf, x.is_inference()) for x in example_inputs]
-    raise ValueError(f"saw {facts}")"""
-
-
-def test_modes_of_the_call_do_not_change_the_inputs(tmp_path):
-    """No-grad and another default dtype belong to the failing call; the inputs were made before it."""
-
-    def f(x, y):
-        return x + y
-
-    values = (torch.randn(30, requires_grad=True) * 1, torch.nn.Parameter(torch.randn(30)))
-    graph_module, inputs = capture_by_dynamo(f, values)
-    context = Context(grad=False, default_dtype="torch.float64")
-    script = write(
-        Case(graph_module, inputs, RunSpec(BackendRef("looks", "looks", embedded=LOOKS), context)),
-        tmp_path / "r.py",
-    )
-    outcome = run(script)
-    assert "saw [(torch.float32, True, False, False), (torch.float32, True, True, False)]" in outcome.message

@@ -695,25 +695,6 @@ def test_the_programs_own_error_in_backward_is_not_blamed_on_the_backend(answers
 # ---- a chain
 
 
-@pytest.mark.slow
-def test_a_chain_uses_the_first_link_that_works_and_captures_the_others(
-    answers: Answers, caplog: pytest.LogCaptureFixture
-) -> None:
-    chain = wrap([mutilates_the_graph_and_raises, writes_then_raises, "aot_eager", raises])
-    gradient, buffers, rng = bn_step("aot_eager")
-    answers.cases.clear()
-    found_gradient, found_buffers, found_rng = bn_step(chain)
-    assert torch.equal(gradient, found_gradient)
-    assert all(torch.equal(buffers[name], found_buffers[name]) for name in buffers)
-    assert torch.equal(rng, found_rng)
-    assert [(case.backend.name.rpartition(".")[2], case.kind) for case in answers.cases] == [
-        ("mutilates_the_graph_and_raises", Kind.COMPILE),
-        ("writes_then_raises", Kind.RUNTIME),
-    ]
-    went_on = [message.partition("going on with ")[2].partition(".")[0] for message in warnings_of(caplog)]
-    assert went_on == ["writes_then_raises", "aot_eager"]
-
-
 def test_a_chain_in_which_nothing_works_raises_what_the_last_link_raised(answers: Answers) -> None:
     error = fail(lambda: torch.compile(double, backend=wrap([raises_index_error, raises]))(torch.ones(2)))
     assert isinstance(error, BackendCompilerFailed)

@@ -505,9 +505,3 @@ MIXED = [
 ]
 
 CONSTRUCTS = [*SHAPES, *HIGHER_ORDER, *MODES_AND_WRITES, *VALUES, *map(of_dtype, DTYPES), *MIXED]
-
-TRACED_ONCE = {
-    "region", "in_a_region", "masked_attention", "in_a_score", "attention_kernel",
-    "autograd_function", "in_an_autograd_function", "in_its_backward", "size_in_the_graph",
-}  # fmt: skip
-"""Dynamo does not trace these as they are written: it takes the op from its own maker only, or the mark on a size is gone."""

@@ -116,14 +116,6 @@ def test_every_command_has_help_a_first_sentence_and_q_and_v(
     assert {"-q", "-v"} <= options
 
 
-def test_help_lists_every_command_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of() == 0
-    said = capsys.readouterr().out
-    assert "Repros:" in said
-    for name in COMMANDS:
-        assert f"\n  {name} " in said
-
-
 def test_no_description_of_a_command_is_cut_off_at_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

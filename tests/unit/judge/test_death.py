@@ -9,7 +9,7 @@ import pytest
 
 from minidbg.core.outcome import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
-from minidbg.judge.death import died_by, outcome_of_death, outcome_of_run
+from minidbg.judge.death import outcome_of_death, outcome_of_run
 from minidbg.workers import Ended
 
 STACK = """before it
@@ -29,21 +29,6 @@ def spec_for(kind: Kind = Kind.CRASH, **more: Any) -> RunSpec:
 
 def died(**fields: Any) -> Ended:
     return Ended(**{"signal": signal.SIGSEGV, "stderr_tail": STACK, "seconds": 2.0, **fields})
-
-
-@pytest.mark.parametrize(
-    ("ended", "name"),
-    [
-        (Ended(signal=11), "SIGSEGV"),
-        (Ended(signal=45), "signal 45"),
-        (Ended(exit_status=7), "exit status 7"),
-        (Ended(timed_out=True, signal=6), "timeout"),
-        (Ended(out_of_memory=True, signal=9), "memory limit"),
-        (Ended(), "unknown death"),
-    ],
-)
-def test_an_end_has_one_name(ended: Ended, name: str) -> None:
-    assert died_by(ended) == name
 
 
 def test_a_crash_has_its_cause_its_place_and_what_was_said() -> None:

@@ -43,8 +43,6 @@ def attention() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 MODELS = {made.__name__: made for made in (mlp, conv_net, attention)}
-SLOW = pytest.mark.slow
-HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Program:
@@ -90,45 +88,6 @@ def run(function: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str
 def judged(program: Program, actual: dict[str, Any], precision: str = "") -> dict[str, Any] | None:
     spec = replace(DEFAULT_SPEC, tolerances=PRECISIONS[precision] if precision else {})
     return Comparison(actual, program.eager(), program.eager, spec).difference([])
-
-
-@pytest.mark.parametrize("precision", HALVES)
-@pytest.mark.parametrize("model", ["mlp", *(pytest.param(model, marks=SLOW) for model in list(MODELS)[1:])])
-def test_a_backend_that_computes_in_lower_precision_passes_only_where_that_is_allowed(
-    model: str, precision: str
-) -> None:
-    program = Program(model)
-    actual = program.in_half(HALVES[precision])
-    assert judged(program, actual)
-    assert judged(program, actual, precision) is None
-
-
-def drop_bias(model: nn.Module) -> None:
-    [value for name, value in model.named_parameters() if name.endswith("bias")][-1].data.zero_()
-
-
-def plant_nan(model: nn.Module) -> None:
-    last_weight(model).data.view(-1)[3] = float("nan")
-
-
-def flip_a_sign(model: nn.Module) -> None:
-    last_weight(model).data[0].neg_()
-
-
-def last_weight(model: nn.Module) -> Tensor:
-    return [value for name, value in model.named_parameters() if name.endswith("weight")][-1]
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=SLOW)])
-@pytest.mark.parametrize("bug", [drop_bias, plant_nan, flip_a_sign])
-@pytest.mark.parametrize("model", ["mlp", *(pytest.param(model, marks=SLOW) for model in list(MODELS)[1:])])
-def test_a_bug_is_found_in_a_backend_that_computes_in_half_precision(
-    model: str, bug: Callable[[nn.Module], object], precision: str
-) -> None:
-    program = Program(model)
-    spoiled = program.in_half(HALVES[precision], bug)
-    actual = {**spoiled, "inputs_after": program.eager()["inputs_after"]}
-    assert judged(program, actual, precision)
 
 
 # ---- what rounding decides

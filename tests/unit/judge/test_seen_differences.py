@@ -52,22 +52,6 @@ def test_a_member_that_raises_explains_nothing_and_is_named_beside_the_differenc
     assert found["message"].splitlines()[1:] == [said]
 
 
-def test_members_are_made_once_and_only_as_many_as_are_asked_for() -> None:
-    made = []
-
-    def runs() -> Iterator[Any]:
-        for number in range(3):
-            made.append(number)
-            yield collect_leaves((RIGHT * number,))
-
-    eager_runs = EagerRuns({Tag.NOISE: runs()})
-    first = next(eager_runs.members(Tag.NOISE))
-    assert made == [0]
-    assert next(eager_runs.members(Tag.NOISE)) is first
-    assert len(list(eager_runs.members(Tag.NOISE))) == len(list(eager_runs.members(Tag.NOISE))) == 3
-    assert made == [0, 1, 2]
-
-
 def test_an_ensemble_lets_go_of_its_runs_without_the_collector() -> None:
     """Its members hold all tensors of a run, in the user's process."""
     held: list[StorageWeakRef] = []

@@ -6,16 +6,15 @@ bargain on the whole. What a reduction ends with may not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from graphs_to_reduce import Needs, answers, call_names, chain, searched
-from torch import Tensor, fx
+from torch import Tensor
 
 from minidbg.core.kinds import Kind
-from minidbg.reduction.core import Minimized, minimize
 
 
 def frames(*groups: tuple[int, ...]) -> dict[str, Any]:
@@ -74,73 +73,3 @@ def test_a_cause_is_found_in_so_many_questions(
 
 def values(*size: int) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(0))
-
-
-def whatever(inputs: Sequence[Any]) -> bool:
-    return True
-
-
-SIMPLIFIED: dict[str, tuple[Callable[..., Any], Sequence[Any], Callable[[Sequence[Any]], bool], int]] = {
-    "nothing matters": (lambda a: torch.relu(a), [values(8, 12)], whatever, 2),
-    "a size": (lambda a: torch.relu(a), [values(60, 12)], lambda given: given[0].shape[0] >= 37, 16),
-    "a multiple of 8": (lambda a: torch.relu(a), [values(64)], lambda given: given[0].shape[0] % 8 == 0, 8),
-    "two sizes": (
-        lambda a, b: a @ b,
-        [values(20, 24), values(24, 28)],
-        lambda given: given[0].shape[0] > 3 and given[1].shape[0] > 9,
-        18,
-    ),
-    "a dtype": (
-        lambda a: torch.relu(a),
-        [values(8).double()],
-        lambda given: given[0].dtype is torch.float64,
-        3,
-    ),
-    "a gradient": (
-        lambda a: torch.relu(a),
-        [values(8, 3).requires_grad_()],
-        lambda given: given[0].requires_grad,
-        6,
-    ),
-    "strides": (
-        lambda a: torch.relu(a),
-        [values(8, 3).t()],
-        lambda given: not given[0].is_contiguous(),
-        8,
-    ),
-    "a value": (lambda a: torch.relu(a), [values(8)], lambda given: bool((given[0] < 0).any()), 4),
-    "two inputs": (
-        lambda a, b, c: torch.stack((a, b, c)),
-        [values(4), values(4) + 1, values(4) + 2],
-        lambda given: len(given) >= 2,
-        7,
-    ),
-    "arguments": (
-        lambda a: torch.nn.functional.layer_norm(a, (6,), None, None, 0.25),
-        [values(5, 6)],
-        whatever,
-        6,
-    ),
-}
-
-
-def simplified(
-    program: Callable[..., Any], inputs: Sequence[Any], holds: Callable[[Sequence[Any]], bool]
-) -> Minimized:
-    graph_module = fx.symbolic_trace(program)
-    target = next(node.target for node in graph_module.graph.nodes if node.op == "call_function")
-
-    def fails(candidate: fx.GraphModule, given: Sequence[Any]) -> bool:
-        return any(node.target is target for node in candidate.graph.nodes) and holds(given)
-
-    return minimize(graph_module, inputs, fails, simplify=True)
-
-
-@pytest.mark.parametrize(("program", "inputs", "holds", "questions"), SIMPLIFIED.values(), ids=SIMPLIFIED)
-def test_a_small_graph_is_made_plain_in_so_many_questions(
-    program: Callable[..., Any], inputs: Sequence[Any], holds: Callable[[Sequence[Any]], bool], questions: int
-) -> None:
-    result = simplified(program, inputs, holds)
-    assert result.certified
-    assert holds(result.inputs)
-    assert result.oracle_calls == questions

@@ -44,12 +44,6 @@ def test_the_file_that_was_verified_is_the_one_that_is_announced(make_case, tmp_
     assert not draft.parent.exists()
 
 
-def test_the_name_says_kind_op_and_digest(make_case):
-    kind, op, digest = file_name(make_case()).removesuffix(".py").split("_")
-    assert (kind, op) == ("compile", "relu")
-    assert len(digest) == 6
-
-
 def test_the_same_failure_is_one_file(make_case, tmp_path):
     first = publish(make_case(), tmp_path)
     again = publish(make_case(inputs=(torch.randn(9),)), tmp_path)
@@ -95,15 +89,6 @@ def test_a_repro_that_cannot_be_read_is_left_as_it_is_and_the_new_one_lies_besid
     assert read_header(again).spec.expected.kind is Kind.COMPILE
 
 
-def test_only_repros_lie_at_the_top(make_case, tmp_path):
-    publish(make_case(), tmp_path)
-    keep_capture(make_case(), tmp_path)
-    drafts(tmp_path)
-    names = sorted(os.listdir(tmp_path))
-    assert names == [".minidbg", file_name(make_case())]
-    assert (tmp_path / ".minidbg" / ".gitignore").read_text() == "*\n"
-
-
 def test_the_folder_is_found_from_anything_in_it(make_case, tmp_path):
     kept = publish(make_case(), tmp_path), keep_capture(make_case(), tmp_path)
     for path in (*kept, drafts(tmp_path) / "draft.py"):
@@ -132,19 +117,6 @@ def test_the_name_has_the_op_that_the_error_names(make_case):
     signature = Signature(Kind.COMPILE, frames=("torch.passes:pointless_cumsum_replacement",))
     assert file_name(make_case(graph_module, signature=signature)).startswith("compile_cumsum_")
     assert file_name(make_case(graph_module)).startswith("compile_add_")
-
-
-@pytest.fixture
-def umask():
-    before = os.umask(0o027)
-    yield 0o027
-    os.umask(before)
-
-
-def test_files_have_the_mode_of_the_users_umask(make_case, tmp_path, umask):
-    path = write(make_case(inputs=(torch.randn(30, 30),)), tmp_path / "a" / "r.py", exactness=Exactness.EXACT)
-    for file in (path, path.with_suffix(".safetensors")):
-        assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])

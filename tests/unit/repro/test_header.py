@@ -65,13 +65,6 @@ def test_a_published_header_holds_of_a_long_message_what_the_failure_is_recognis
     )
 
 
-def test_reading_executes_nothing(make_case, tmp_path):
-    path = write(make_case(), tmp_path / "r.py")
-    path.write_text(f"open({str(tmp_path / 'touched')!r}, 'w')\n" + path.read_text())
-    assert read_header(path).spec.expected.kind is Kind.COMPILE
-    assert not (tmp_path / "touched").exists()
-
-
 EDITS = {
     "line ends of Windows": lambda text: text.replace("\n", "\r\n"),
     "byte order mark": lambda text: "\ufeff" + text,

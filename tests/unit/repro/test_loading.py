@@ -10,7 +10,6 @@ from support.graphs_to_write import graph_of
 from minidbg.codegen.size import call_nodes, targets_of_calls
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.run_spec import BackendRef, CallPath, Context, Provenance
-from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro import Exactness, load, render, write
 
 
@@ -34,19 +33,6 @@ def test_weights_of_the_graph_are_read_back(make_case, tmp_path, call, exactness
     assert torch.equal(one.graph_module.table, case.graph_module.table)
     assert torch.equal(one.graph_module.weight, case.graph_module.weight) == (exactness is Exactness.EXACT)
     assert render(one, exactness=exactness).text == path.read_text()
-
-
-def test_symbolic_sizes_are_read_back(make_case, tmp_path):
-    def f(x):
-        return x.reshape(x.shape[0] * x.shape[1]) + x.shape[0]
-
-    graph_module, values = capture_by_dynamo(f, (torch.randn(5, 7),), dynamic=True)
-    case = make_case(graph_module, values, dynamic=True)
-    path = write(case, tmp_path / "r.py")
-    loaded = load(path)
-    assert render(loaded).text == path.read_text()
-    assert [type(value) for value in loaded.inputs] == [int, int, torch.Tensor]
-    assert loaded.spec.dynamic is True
 
 
 def test_every_field_of_a_case_comes_back(make_case, tmp_path):

@@ -12,7 +12,6 @@ from torch import fx
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Kind, Signature
 from minidbg.core.run_spec import BackendRef, CallPath, Context
-from minidbg.core.script_header import metadata_of
 from minidbg.repro import Exactness, Form, render, write
 
 
@@ -34,22 +33,9 @@ def test_a_script_never_names_minidbg_in_its_code(make_case, form):
     assert "minidbg" not in "".join(imports)
 
 
-def test_options_and_config_are_written_so_that_they_are_read(make_case):
-    backend = BackendRef("b", '"b"', options={"a": (1, None), "b": 'x"y'})
-    text = render(make_case(backend=backend)).text
-    options = metadata_of(text)["tool"]["minidbg"]["backend"]["options"]
-    assert ast.literal_eval(options) == {"a": (1, None), "b": 'x"y'}
-
-
 def test_text_that_is_no_python_is_refused(make_case):
     with pytest.raises(CannotWrite, match="no Python"):
         render(make_case(backend=BackendRef("b", "<function b at 0x7f>")))
-
-
-def test_dynamic_dimensions_are_marked(make_case):
-    case = make_case(dynamic=True, dynamic_dims=((0, 1),))
-    marks = "torch._dynamo.maybe_mark_dynamic(x, 0)\n    torch._dynamo.maybe_mark_dynamic(x, 1)"
-    assert marks in top_of(case)
 
 
 def test_float32_is_written_out_where_the_default_is_another(make_case):

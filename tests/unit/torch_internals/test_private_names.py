@@ -99,17 +99,3 @@ def test_errors_of_other_code_pass_as_they_are() -> None:
 
     with pytest.raises(AttributeError, match="of the program"):
         calls(fails)
-
-
-@pytest.mark.parametrize("kind", ["grad", "vmap", "jvp", "func"])
-def test_a_level_of_vmap_or_grad_that_a_graph_leaves_open_is_closed_alone(kind: str) -> None:
-    levels = torch._C._functorch
-    arguments = {"vmap": (3, "error"), "func": (True,)}.get(kind, ())
-    levels._grad_increment_nesting()
-    try:
-        with torch_internals.preserving_thread_state():
-            for _ in range(2):
-                getattr(levels, f"_{kind}_increment_nesting")(*arguments)
-        assert levels.get_dynamic_layer_stack_depth() == 1
-    finally:
-        levels._grad_decrement_nesting()

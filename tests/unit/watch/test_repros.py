@@ -16,7 +16,6 @@ from minidbg.commands.output import find_repro
 from minidbg.commands.watching import expect_gone
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
-from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.watch.repros import (
     HOLDER,
     Lock,
@@ -113,34 +112,6 @@ def test_what_changed_is_read_again_and_tensors_beside_a_script_are_part_of_it(t
     assert len(digests) == 3
     path.unlink()
     assert list(read_repros([tmp_path], tmp_path, after)) == ["b.py"]
-
-
-HOSTILE = {
-    "nothing": ("", "no '# /// script' block"),
-    "no text": (b"\xff\xfe\x00", "not UTF-8 text"),
-    "no Python any more": (SCRIPT + "def broken(:", "not a Python script any more"),
-    "a line of dashes": (SCRIPT.replace("# nodes = 3", "# " + "-" * 100_000), "not valid TOML"),
-    "a newer schema": (SCRIPT.replace("schema = 1", "schema = 2"), "schema 2, this minidbg reads 1; install a newer minidbg to read it"),
-    "too long": ("#" * (SCRIPT_LIMIT_BYTES + 1), "more than 16 MiB"),
-}  # fmt: skip
-
-
-def test_a_hostile_script_is_one_damaged_repro_that_says_why_and_what_to_do(tmp_path: Path) -> None:
-    for name, (content, _) in HOSTILE.items():
-        (tmp_path / f"{name}.py").write_bytes(content if isinstance(content, bytes) else content.encode())
-    os.mkfifo(tmp_path / "pipe.py")
-    (tmp_path / "endless.py").symlink_to("/dev/zero")
-    wanted = {name: why for name, (_, why) in HOSTILE.items()} | {
-        "pipe": "not a regular file",
-        "endless": "not a regular file",
-    }
-    damage = {Path(name).stem: one.damage for name, one in read_repros([tmp_path], tmp_path).items()}
-    wrong = {
-        name: damage[name]
-        for name, why in wanted.items()
-        if why not in damage[name] or "; " not in damage[name]
-    }
-    assert not wrong
 
 
 def test_the_modules_of_a_backend_are_those_that_its_function_imports() -> None:

@@ -126,17 +126,6 @@ def test_a_device_runs_one_process_at_a_time_unless_told_otherwise_and_the_cpu_a
     assert sorted(run.job.device for run in started(sweep)) == devices
 
 
-def test_what_waits_for_a_device_runs_when_it_is_free() -> None:
-    jobs, sweep = jobs_on("acme:0")
-    seen = []
-    while runs := started(sweep):
-        (run,) = runs
-        seen.append(run.job)
-        report(sweep, run, GONE)
-    assert list(dict.fromkeys(seen)) == jobs
-    assert len(seen) == 2 * len(jobs), "each is confirmed"
-
-
 def test_a_broken_backend_decides_nothing_runs_nothing_more_and_stops_no_other() -> None:
     states = [state(f"{name}.py") for name in "abcd"]
     sweep = sweep_over(*states, repros=(repro("d.py", "fine"),))
@@ -162,20 +151,6 @@ def test_of_a_backend_that_is_not_here_each_repro_says_so_itself() -> None:
     assert told(found) == [("a.py", "skipped"), ("b.py", "skipped")]
     assert [one.state for one in found] == [state("a.py"), state("b.py")]
     assert sweep.unjudged == 0
-
-
-def test_a_flip_is_told_after_its_confirmation_which_runs_beside_the_warm_runs() -> None:
-    sweep = passed(sweep_over(*(state(f"{name}.py") for name in "abcd")))
-    run, _ = started(sweep)
-    unconfirmed = Unconfirmed(2, "a.py", "cpu", REPRODUCES, seen=True, verdict=GONE, seconds=0.0)
-    assert report(sweep, run, GONE) == [unconfirmed]
-    warm, confirmation = started(sweep)
-    assert warm.job.repro == "c.py", "a confirmation takes no slot of a warm run"
-    assert (confirmation.purpose, confirmation.job.repro) == (Purpose.CONFIRM, "a.py")
-    assert confirmation.fresh
-    (decision,) = report(sweep, confirmation, GONE)
-    assert decision.transition is Transition.FIXED
-    assert [run.purpose for run in decision.runs] == [Purpose.RUN, Purpose.CONFIRM]
 
 
 def many_flips(confirmed: Verdict) -> Driven:
@@ -212,16 +187,6 @@ def test_where_the_fresh_server_ends_under_a_fork_interpreters_of_their_own_go_o
     assert not any(run.forked for run in runs)
 
 
-def test_a_change_during_the_sweep_drops_what_was_not_vouched_for() -> None:
-    sweep = sweep_over(state("a.py"), state("b.py"))
-    canary, run = started(sweep)
-    assert report(sweep, run, REPRODUCES) == []
-    sweep.supersede()
-    assert started(sweep) == []
-    assert report(sweep, canary, GONE) == []
-    assert started(sweep) == []
-
-
 def test_a_repro_that_warm_workers_misjudge_is_asked_fresh_until_its_script_changes() -> None:
     known = state("a.py", disagreements=2)
     for one, is_fresh in ((known, True), (replace(known, script="edited"), False)):
@@ -239,15 +204,3 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
     assert [(run.job.repro, run.lane) for run in started(sweep)] == [
         ("quick2.py", Lane.WARM), ("quick0.py", Lane.FRESH), ("hang0.py", Lane.LONG), ("hang1.py", Lane.LONG),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("verdicts", [[REPRODUCES], [GONE, GONE], [GONE, REPRODUCES, REPRODUCES]])
-def test_every_job_gets_exactly_one_decision(verdicts: list[Verdict]) -> None:
-    sweep = passed(sweep_over(*(state(f"{number}.py") for number in range(7)), slots=3))
-    turns = {f"{number}.py": iter(verdicts) for number in range(7)}
-    decided = []
-    while started(sweep) or sweep.under_way:
-        run = sweep.under_way[0]
-        found = report(sweep, run, next(turns[run.job.repro]))
-        decided += [one.job.repro for one in found if isinstance(one, Decision)]
-    assert sorted(decided) == [f"{number}.py" for number in range(7)]

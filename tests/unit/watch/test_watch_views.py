@@ -357,22 +357,6 @@ def test_list_shows_what_is_damaged_unseen_or_edited_since_and_history_as_many_l
     assert "gone (before an edit)" in run(list_repros, folder)[1]
 
 
-def test_accept_makes_a_regression_test_and_begins_no_new_history(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from minidbg.watch.repros import read_repro
-
-    monkeypatch.setenv("MINIDBG_DIR", str(folder))
-    before = read_repro(folder / "b.py", "b.py")
-    done, said = run(accept, "b", "--force")
-    assert (done, "regression test" in said) == (0, True)
-    after = read_repro(folder / "b.py", "b.py")
-    assert after.expect is Verdict.GONE
-    assert after.digest == before.digest
-    (line,) = (line for line in run(list_repros, folder)[1].splitlines() if line.startswith("b.py"))
-    assert "header" not in line
-
-
 GONE = Outcome(Verdict.GONE)
 ACCEPTED: list[tuple[Outcome, str]] = [
     (GONE, ""),

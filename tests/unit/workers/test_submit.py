@@ -16,7 +16,7 @@ from support.doubles import Children
 from torch import fx
 
 from minidbg import oracle
-from minidbg.core.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.core.outcome import Kind, Outcome, Verdict
 from minidbg.core.run_spec import CallPath
 from minidbg.fx.case import Case
 from minidbg.workers import Ended, Request
@@ -75,29 +75,6 @@ def test_hang_is_told_by_phase_and_place(
     assert outcome.signal is None
 
 
-class Stuck(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        while True:
-            pass
-
-
-def hangs_in_backward(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-    return lambda *args: tuple(Stuck.apply(out) for out in graph_module(*args))
-
-
-@pytest.mark.slow
-def test_hang_in_backward_is_told(case_of: CaseOf) -> None:
-    x = torch.linspace(-1, 1, 12, requires_grad=True)
-    outcome = ask(case_of(hangs_in_backward, inputs=(x,), backward=True), seconds=2)
-    assert (outcome.signature.kind, outcome.signature.direction) == (Kind.HANG, Direction.BACKWARD)
-    assert outcome.signature.types == ("runtime",)
-
-
 def test_death_in_eager_is_invalid(case_of: CaseOf) -> None:
     import ctypes
 
@@ -107,32 +84,6 @@ def test_death_in_eager_is_invalid(case_of: CaseOf) -> None:
     outcome = ask(case_of(planted.returns_gm_forward, graph_module=deadly))
     assert outcome.verdict is Verdict.INVALID
     assert "eager itself died (SIGSEGV)" in outcome.reason
-
-
-@pytest.mark.parametrize(
-    ("backend", "expected", "verdict"),
-    [
-        (planted.segfaults_on_relu, Signature(Kind.CRASH, types=("SIGABRT",)), Verdict.REPRODUCES),
-        (planted.segfaults_on_relu, Signature(Kind.COMPILE), Verdict.CRASHED),
-        (planted.segfaults_on_relu, Signature(Kind.HANG), Verdict.CRASHED),
-        (planted.raises_on_relu, Signature(Kind.CRASH), Verdict.CHANGED),
-        (planted.returns_gm_forward, Signature(Kind.CRASH), Verdict.GONE),
-        (planted.hangs_on_relu, Signature(Kind.CRASH), Verdict.TIMEOUT),
-        (planted.hangs_on_relu, Signature(Kind.HANG), Verdict.REPRODUCES),
-    ],
-)
-def test_verdict_is_against_the_expected_kind(
-    case_of: CaseOf, backend: Any, expected: Signature, verdict: Verdict
-) -> None:
-    assert ask(case_of(backend, signature=expected), seconds=2).verdict is verdict
-
-
-def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> None:
-    from minidbg.oracle.execute import execute
-
-    here, there = execute(case_of(planted.raises_on_relu)), ask(case_of(planted.raises_on_relu))
-    torch._dynamo.reset()
-    assert here.signature == there.signature
 
 
 def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf) -> None:
@@ -161,10 +112,3 @@ def test_all_are_put_before_one_is_waited_for_and_none_is_asked_twice(case_of: C
     outcomes = oracle.ask_all([(case, 30), (case, 30)], submit=submit)
     assert [outcome.verdict for outcome in outcomes] == [Verdict.GONE, Verdict.SKIPPED]
     assert not any(path.exists() for _, path in asked)
-
-
-def test_outcome_is_read_back_whole(case_of: CaseOf) -> None:
-    outcome = ask(case_of(planted.adds_one_to_relu))
-    assert outcome.signature.kind is Kind.ACCURACY
-    assert Outcome.from_json(outcome.to_json()) == outcome
-    assert outcome.seconds > 0

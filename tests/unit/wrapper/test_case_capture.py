@@ -38,23 +38,6 @@ def failing(
         return Failure(graph, inputs, Link("eager", level=level), Kind.COMPILE, error, **changes)
 
 
-def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:
-    graph = small_graph()
-
-    def refuse_relu() -> None:
-        for node in graph.graph.nodes:
-            if node.target is torch.relu:
-                raise ValueError("no kernel")
-
-    try:
-        refuse_relu()
-    except ValueError as error:
-        case = case_of_failure(
-            Failure(graph, (torch.ones(2),), Link("eager"), Kind.COMPILE, error), Settings()
-        )
-    assert case.provenance.suspects == ("relu",)
-
-
 def test_what_the_user_says_of_a_backend_is_refused_where_it_leads_nowhere() -> None:
     hidden = Link((lambda secret: lambda gm, inputs: secret)(object()))
     failure = replace(failing(small_graph(), (torch.ones(2),)), link=hidden)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minidbg.core.foreign import chain_of, is_of_a_signal_handler
 from minidbg.wrapper.process import Report, add_line, own_report, report_of, set_report
 
 REPORT = Report("3 -> 1 nodes; run: python r.py")
@@ -47,13 +45,6 @@ def test_an_attribute_of_that_name_that_somebody_else_has_set_is_no_report() -> 
     error = KeyError()
     error.minidbg_report = "mine"  # type: ignore[attr-defined]
     assert report_of(error) is None
-
-
-def test_a_circle_of_causes_has_an_end() -> None:
-    one, other = KeyError(), ValueError()
-    one.__cause__, other.__cause__ = other, one
-    assert report_of(one) is None
-    assert len(list(chain_of(one))) < 100
 
 
 @dataclass(frozen=True)
@@ -108,24 +99,3 @@ def test_a_notebook_and_ipython_show_the_part_of_the_script_that_is_about_the_fa
 def test_without_a_script_the_line_is_shown_alone(path: Path | None) -> None:
     report = Report("a line", path)
     assert (report._repr_markdown_(), shown(report)) == ("**minidbg**: a line", "minidbg: a line")
-
-
-def test_what_a_handler_of_a_signal_raises_is_told_from_what_is_raised_beside_it() -> None:
-    def handler(*_: object) -> None:
-        raise KeyError
-
-    def raised(call: Any) -> Exception:
-        try:
-            call()
-        except KeyError as error:
-            return error
-        raise AssertionError
-
-    assert not is_of_a_signal_handler(raised(handler)), "nobody has made it a handler"
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        assert is_of_a_signal_handler(raised(lambda: signal.raise_signal(signal.SIGUSR1)))
-        assert is_of_a_signal_handler(wraps(raised(handler)))
-        assert not is_of_a_signal_handler(raised(lambda: {}["x"]))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
