@@ -2,7 +2,6 @@
 
     python tests/device/acceptance.py --device cuda
     python tests/device/acceptance.py --device cuda --part flow --part triton --minutes 5
-    python tests/device/acceptance.py --device cuda --part hunt --minutes 10
 
 It needs this checkout and a torch, nothing else. Packages that are missing are taken from a folder of wheels (--wheels DIR), into the
 folder of results and nowhere else. Fill it on a machine that has an index (the second line for the timm models of the field trial, which
@@ -23,7 +22,6 @@ The parts, in this order, each with its share of the minutes; what one leaves is
     watch    a matrix of cpu and the device, a device in error, two daemons
     speed    seconds from the exception to the repro, questions a second, the device's memory
     tests    pytest -m device
-    hunt     by its own command only: failures of inductor and Triton in this torch, each with its script
 
 Each finished row is a line of DIR/rows.jsonl and of the table DIR/table.md at once, so a kill loses nothing but the row it met; --resume runs
 what is not well yet: rows that were not reached, had no time, lacked a package or failed. A part that hangs or dies is a row, and the next part
@@ -58,8 +56,6 @@ CHECKOUT = HERE.parents[1]
 STAND_IN = HERE.parent / "stand_ins" / "acme_device"
 SHARES = {"flow": 30, "healthy": 25, "triton": 5, "watch": 12, "speed": 8, "tests": 20}
 """Parts in their order, and what part of the time each may take while the ones behind it are still to come."""
-ALONE = ("hunt",)
-"""Parts that run only where they are named."""
 FOR_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "expecttest")
 FOR_MODELS = ("transformers",)
 LEAST_S = 10.0
@@ -118,7 +114,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cuda", help="a device type: cuda, xpu, acme ... (default: cuda)")
     parser.add_argument(
-        "--part", action="append", choices=[*SHARES, *ALONE], help="only this one; may be given several times"
+        "--part", action="append", choices=list(SHARES), help="only this one; may be given several times"
     )
     parser.add_argument("--minutes", type=float, default=9.0, help="for all parts together (default: 9)")
     parser.add_argument(
@@ -148,7 +144,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 def shared(parts: Sequence[str], until: float) -> Iterator[tuple[str, float]]:
     """Each part with the seconds it may take: its share of what is left when its turn comes."""
     for index, name in enumerate(parts):
-        shares = [SHARES.get(one, 100) for one in parts[index:]]
+        shares = [SHARES[one] for one in parts[index:]]
         yield name, max(0.0, until - time.monotonic()) * shares[0] / sum(shares)
 
 

@@ -17,7 +17,6 @@ import psutil
 import pytest
 from parts import one_part
 from parts.context import Failed, Skipped
-from parts.flow import reduction_in
 
 SCRIPT = Path(__file__).with_name("acceptance.py")
 slow = [pytest.mark.slow, pytest.mark.device, pytest.mark.timeout(1200)]
@@ -60,11 +59,11 @@ class TestOnTheStandIn:
         assert all(f"| {row['part']} | {row['row']} |" in table for row in rows)
 
     @pytest.mark.exhaustive  # five minutes beside another test
-    def test_models_and_a_hunt_are_run_there_too(self, tmp_path: Path) -> None:
+    def test_models_are_run_there_too(self, tmp_path: Path) -> None:
         pytest.importorskip("transformers")
-        done, rows = run(tmp_path / "out", "--minutes", "8", "--part", "healthy", "--part", "hunt")
+        done, rows = run(tmp_path / "out", "--minutes", "8", "--part", "healthy")
         assert done.returncode == 0, done.stdout
-        assert {row["part"] for row in rows if row["status"] == "ok"} == {"healthy", "hunt"}
+        assert statuses(rows, "healthy") == {"ok"}
 
     @pytest.mark.parametrize("planted", ["hangs", "dies"])
     def test_a_part_that_hangs_or_dies_leaves_the_others_whole(self, tmp_path: Path, planted: str) -> None:
@@ -153,24 +152,6 @@ class TestResume:
         assert [row["row"] for row in acceptance.rows_in(path)] == ["a", "b"]
 
 
-def test_figures_are_those_that_minidbg_says() -> None:
-    found = reduction_in("351 -> 1 nodes, 3 runs, 10.2 s; run: python minidbg_repros/a.py")
-    assert found == {"s": 10.2, "questions": 3, "nodes before": 351, "nodes left": 1}
-
-
-def test_time_that_a_part_leaves_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(acceptance.time, "monotonic", lambda: now)
-    parts = list(acceptance.SHARES)
-    given = []
-    for name, seconds in acceptance.shared(parts, until=100.0):
-        given.append((name, seconds))
-        now += 10.0 if name == "flow" else seconds
-    assert given[0] == ("flow", pytest.approx(30.0))
-    assert given[1][1] == pytest.approx(90.0 * 25 / 70)
-    assert now == pytest.approx(100.0)
-
-
 def test_the_table_has_no_names_of_the_users_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/jane")
     results = acceptance.Results(tmp_path, "acme")
@@ -189,9 +170,3 @@ def test_wheels_are_unpacked_for_what_is_missing_alone(tmp_path: Path) -> None:
     options = acceptance.parsed(["--wheels", str(wheels), "--out", str(out)])
     list(acceptance.missing_packages(options, {}))
     assert [path.name for path in (out / "site").iterdir()] == ["not_known_here_of_the_wheel.py"]
-
-
-def test_each_needed_package_is_named_without_torch() -> None:
-    names = {acceptance.name_in(line) for line in acceptance.needed_packages()}
-    assert {"click", "watchdog", "structlog", "pytest", "transformers"} <= names
-    assert "torch" not in names

@@ -71,22 +71,6 @@ def cumsum_dtype(h: Tensor) -> Tensor:
     return h * (ones.cumsum(1, dtype=torch.bfloat16) / 3).sum()
 
 
-def float_floor_divide(h: Tensor) -> Tensor:
-    a, b = torch.tensor([1.0, 0.5, 6.0, 1.0]), torch.tensor([0.1, 0.1, 0.2, 1 / 3])
-    return h * torch.floor_divide(a, b).sum()
-
-
-def grid_sample_nan(h: Tensor) -> Tensor:
-    grid = image_of(h, 2, 4).reshape(1, 4, 4, 2).sin()
-    grid = torch.where(grid > 0.9 * grid.max(), torch.nan, grid)
-    return h + F.grid_sample(image_of(h, 2, 4), grid, align_corners=False).sum()
-
-
-def remainder_inf(h: Tensor) -> Tensor:
-    period = 1 / torch.arange(4.0).flip(0)
-    return h + torch.remainder(torch.arange(4.0), period).sin().sum()
-
-
 def outer_fusion_mask(h: Tensor) -> Tensor:
     """``KeyError: 'buf1'`` of the scheduler's outer-loop fusion: it looks for a read of the buffer by the name it has after the write."""
     first = h[0].clone()
@@ -119,9 +103,6 @@ BUGS: dict[str, Bug] = {
     "143579_fake_stride": Bug(fake_stride, "runtime", 1),
     # in torch 2.13 its gradient alone is wrong, which needs the sum and the product too
     "189518_cumsum_dtype": Bug(cumsum_dtype, "accuracy", 4, level="4"),
-    "197895_float_floor_divide": Bug(float_floor_divide, "accuracy", 1, level="4"),
-    "own_grid_sample_nan": Bug(grid_sample_nan, "accuracy", 1, level="4"),
-    "own_remainder_inf": Bug(remainder_inf, "accuracy", 1, level="4"),
     "own_outer_fusion_mask": Bug(outer_fusion_mask, "compile", 5),
     "own_custom_op_dtype": Bug(custom_op_dtype, "crash", 2),
 }

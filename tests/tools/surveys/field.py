@@ -462,14 +462,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--limit", type=float, default=240.0, help="processor seconds for each process")
     parser.add_argument("--json", type=Path, help="a file of rows, one a line, that is gone on with")
-    parser.add_argument("--list", action="store_true", help="print the models and end")
     options = parser.parse_args(argv)
-    if options.list:
-        print("\n".join(ENTRIES))
-        return 0
     for name in options.models:
         if name not in ENTRIES:
-            parser.error(f"no model named {name!r}; --list prints their names")
+            parser.error(f"no model named {name!r}; there are {', '.join(ENTRIES)}")
     for mode in options.modes.split(","):
         if mode not in MODES:
             parser.error(f"no mode named {mode!r}; there are {', '.join(MODES)}")

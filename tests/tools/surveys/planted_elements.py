@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(TESTS), str(TESTS / "planted")]
 from programs.field_models import DOZEN, ENTRIES  # noqa: E402 - tests/ is on the path only now
 
 WHERE, HOW, DIRECTIONS = (
@@ -74,7 +75,7 @@ class Planted:
         )
 
     def changed(self, value: Any) -> Any:
-        from support.spoiled import ChangedGradient
+        from spoiled import ChangedGradient
 
         def change(one: Any) -> Any:
             return spoiled(one, self.where, self.factor)
