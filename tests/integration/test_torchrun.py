@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from ranks_program import SITUATIONS
+from support import PLANTED
 from support.command_line import python, torchrun
 
 from minidbg.repro import crash_records
 
-PROGRAM = Path(__file__).with_name("ranks_program.py")
+PROGRAM = PLANTED / "ranks_program.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CLOSURES = "dynamo of torch 2.11 puts closures into the graph, which no script can name"
 

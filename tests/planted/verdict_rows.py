@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support.spoiled import (
+from spoiled import (
     Bug,
     Row,
     after,
