@@ -22,7 +22,7 @@ import minidbg
 from minidbg.repro import crash_records
 from minidbg.wrapper.process import PROCESS
 
-TIMES = 6
+TIMES = 3
 
 
 class HoldsWeights:

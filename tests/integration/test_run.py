@@ -251,7 +251,7 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     ("whom", "number"),
     [
-        ("nobody", 0),
+        pytest.param("nobody", 0, marks=pytest.mark.slow),
         ("program", signal.SIGKILL),
         pytest.param("launcher", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("launcher", signal.SIGTERM, marks=pytest.mark.slow),

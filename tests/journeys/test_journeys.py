@@ -154,6 +154,7 @@ def check_screen(journey: Journey) -> None:
     assert "1 of 3 nodes, 1 of 1 inputs, 1-minimal." in journey.script
 
 
+@pytest.mark.slow
 def test_wrap(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """Three interpreters; the script does what the line says, from anywhere and without minidbg."""
     assert wrapped.status == 1

@@ -19,9 +19,12 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "planted")]
 
+from spoiled import Row, in_float64, is_silent, is_wrong_result, text_of
 from support.rotating import day
-from support.spoiled import Row, in_float64, is_silent, is_wrong_result, text_of
 from verdict_rows import HEALTHY, PLAIN, WRONG
+
+PARTS = 9
+"""Days in which the default suite has asked each program; CI asks all of them each time."""
 
 
 def failing(rows: Iterable[Row], expected: Callable[[Any], bool], way: Any = None) -> list[str]:
@@ -61,9 +64,9 @@ CLAIMS: dict[str, tuple[list[Row], Callable[[Any], bool], Any]] = {
 
 
 @pytest.mark.parametrize("claim", list(CLAIMS)[:4])
-def test_a_third_of_the_programs_which_is_another_one_each_day(claim: str) -> None:
+def test_a_part_of_the_programs_which_is_another_one_each_day(claim: str) -> None:
     rows, expected, way = CLAIMS[claim]
-    assert failing(rows[day() % 3 :: 3], expected, way) == []
+    assert failing(rows[day() % PARTS :: PARTS], expected, way) == []
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ FIRST_PAIRS = 10
 CANARIES = frozenset("""
 journeys/test_journeys.py::test_every_way_to_name_a_backend_is_as_quick_as_wrap_and_gives_its_script[plain-minidbg.wrap]
 journeys/test_journeys.py::test_every_way_to_name_a_backend_is_as_quick_as_wrap_and_gives_its_script[plain-minidbg run]
+journeys/test_journeys.py::test_wrap
 journeys/test_journeys.py::test_wrap_compiler
 journeys/test_journeys.py::test_reduce_of_a_capture
 journeys/test_journeys.py::test_last_crash
