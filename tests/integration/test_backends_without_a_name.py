@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from support.command_line import cli, python
 from torch import fx
 
 import minidbg
@@ -95,16 +94,6 @@ def failing(backend: Any, folder: Path, **settings: Any) -> Report:
     return report
 
 
-def minidbg_command(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "minidbg", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def kept_in(report: Report) -> str:
     """The text of the capture of a failure that was not reduced."""
     assert report.path is None
@@ -137,18 +126,13 @@ def test_a_closure_is_reduced_and_its_script_is_judged_once_it_has_its_backend(t
     assert "not with what is filled in" in text
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"unpickled" in path.read_bytes()]
 
-    bare = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    bare = python(script)
     assert bare.returncode == 125
     sentence = f"its backend is to be filled in: {read_header(script).spec.backend.missing_backend}"
     assert bare.stderr.strip() == sentence
     outcome = repro.run(script)
     assert (outcome.verdict, outcome.reason) == (Verdict.SKIPPED, sentence)
-    under_pytest = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", script],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    under_pytest = python("-m", "pytest", "-rs", "-p", "no:cacheprovider", script)
     assert "1 skipped" in under_pytest.stdout
     assert sentence in under_pytest.stdout
 
@@ -224,64 +208,32 @@ def test_a_failure_that_is_reduced_later_lacks_its_backend(tmp_path: Path) -> No
 
 
 PROGRAM = """
-import ctypes, os, sys
+import os
 import torch
 import minidbg
-{head}
 
 def make(level):
     def backend(gm, example_inputs):
-        {fails}
+        os.abort() if level else None
     return backend
 
-{local}
-
 if __name__ == "__main__":
-    try:
-        torch.compile(lambda x: x.cos().sin(), backend=minidbg.wrap({backend}))(torch.randn(3))
-    except Exception as error:
-        print(minidbg.report_of(error).line)
+    torch.compile(lambda x: x.cos().sin(), backend=minidbg.wrap(make(3)))(torch.randn(3))
 """
-RAISES = 'raise NotImplementedError(f"no kernel at level {level}")'
-
-
-def run_program(folder: Path, *, backend: str, head: str = "", fails: str = RAISES, local: str = "") -> Any:
-    (folder / "train.py").write_text(PROGRAM.format(backend=backend, head=head, fails=fails, local=local))
-    return subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False
-    )
-
-
-@pytest.mark.slow
-def test_a_closure_of_the_program_s_script_is_taken_from_there_later(tmp_path: Path) -> None:
-    """Its frames are those of a script in one process, and of a module in the other."""
-    ended = run_program(tmp_path, backend="make(3)")
-
-    assert "a reduced graph whose backend is to be filled in, a closure of train.py:" in ended.stdout, ended
-    (script,) = (tmp_path / "minidbg_repros" / ".minidbg" / "missing_backend").glob("*.py")
-    checked = minidbg_command("check", script, "--backend", "train:make(3)", cwd=tmp_path)
-    assert (checked.returncode, checked.stdout.split()[0]) == (1, "reproduces")
-    refused = minidbg_command("reduce", script, cwd=tmp_path)
-    assert refused.returncode == 125
-    assert "its backend is to be filled in: a closure of train.py:" in refused.stderr
-    reduced = minidbg_command("reduce", script, "--backend", "train:make(3)", cwd=tmp_path)
-    assert reduced.returncode == 0, reduced.stderr
-    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "minidbg_repros").glob("*.py")] == [
-        reduced.stdout.strip()
-    ]
 
 
 @pytest.mark.slow
 def test_a_crash_leaves_the_graph_and_says_what_ended_with_the_process(tmp_path: Path) -> None:
-    ended = run_program(tmp_path, backend="make(3)", fails="os.abort() if level else None")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    ended = python("train.py", cwd=tmp_path)
 
     assert ended.returncode < 0
-    refused = minidbg_command("reduce", "--last-crash", cwd=tmp_path)
+    refused = cli("reduce", "--last-crash", cwd=tmp_path)
     assert refused.returncode == 125
     assert (
-        "its backend is to be filled in: a closure of train.py:8, which ended with its process"
+        "its backend is to be filled in: a closure of train.py:7, which ended with its process"
         in refused.stderr
     )
     (capture,) = (tmp_path / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
-    reduced = minidbg_command("reduce", capture, "--backend", "train:make(3)", cwd=tmp_path)
+    reduced = cli("reduce", capture, "--backend", "train:make(3)", cwd=tmp_path)
     assert reduced.returncode == 0, reduced.stderr

@@ -132,14 +132,12 @@ def world(users: FreshInterpreters, fresh: FreshInterpreters, tmp_path: Path) ->
 # --- names ---
 
 ROWS = {
-    "torch_tensorrt, first name": ("import tensorrt_like", "tensorrt_like", "import tensorrt_like.dynamo.backend.backends  # registers \"tensorrt_like\""),
-    "torch_tensorrt, second name": ("import tensorrt_like", "aot_tensorrt_like", "import tensorrt_like.dynamo.backend.backends  # registers \"aot_tensorrt_like\""),
+    "torch_tensorrt: the second name of its file": ("import tensorrt_like", "aot_tensorrt_like", "import tensorrt_like.dynamo.backend.backends  # registers \"aot_tensorrt_like\""),
     "openvino: entry point": ("", "openvino_like", "import openvino_like.frontend.backend  # entry point \"openvino_like\""),
     "hidet: registered in __init__": ("import hidet_like", "hidet_like", "import hidet_like  # registers \"hidet_like\""),
     "IREE turbine: entry point to an aot_autograd object": ("", "turbine_like_cpu", "import turbine_like.cpu  # entry point \"turbine_like_cpu\""),
     "tenstorrent: needs torch_xla": ("import torch_xla, tt_like", "tt_like", "import tt_like.dynamo  # registers \"tt_like\""),
     "habana: namespace package": ("import habana_frameworks.torch", "hpu_backend", "import habana_frameworks.torch  # registers \"hpu_backend\""),
-    "dicp: first entry point": ("", "topsgraph_like", "import dicp_like.backends  # entry point \"topsgraph_like\""),
     "dicp: second entry point": ("", "ascendgraph_like", "import dicp_like.backends  # entry point \"ascendgraph_like\""),
 }  # fmt: skip
 

@@ -65,15 +65,3 @@ def test_no_message_takes_long_to_be_compared_or_made_a_pattern_of() -> None:
         if (seconds := time.process_time() - began) > 0.5:
             slow.append((piece, seconds))
     assert not slow
-
-
-@pytest.mark.parametrize(
-    ("message", "other"),
-    [
-        ("no kernel for [s#, #]", "no kernel for [#]"), ("at least (s# + #)", "at least #"), ("f(s#, x)", "f(#, x)"),
-        ("Eq(Max(s#, FloorDiv(zuf#, #)), #) fails", "# fails"), ("# of -(s# * #) bytes", "# of # bytes"),
-    ],
-)  # fmt: skip
-def test_messages_are_the_same_with_other_expressions_of_symbolic_sizes(message: str, other: str) -> None:
-    assert same_message(message, other)
-    assert not same_message(message, f"another {other}")

@@ -15,7 +15,6 @@ from random_graphs import GraphMaker, Predicate, calls, random_predicate
 from torch import fx
 
 from minidbg.codegen.size import canonical_text
-from minidbg.core.errors import NotReproduced
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values
 from minidbg.reduction.core import Minimized, minimize, reduce_graph
@@ -64,18 +63,6 @@ def test_no_single_removal_of_a_certified_result_fails(seed: int) -> None:
     for what, graph_module, inputs in single_removals(result.graph_module, result.inputs):
         if size(graph_module, inputs) < size(result.graph_module, result.inputs):
             assert not fails(graph_module, inputs), f"{what} can go: {graph_module.code}"
-
-
-@pytest.mark.parametrize("features", [{}, {"writes": True}, {"modes": True}], ids=str)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_second_reduction_changes_nothing(seed: int, features: dict[str, bool]) -> None:
-    result, fails, _ = reduced(seed, **features)
-    try:
-        again = minimize(result.graph_module, result.inputs, fails)
-    except NotReproduced:
-        pytest.fail("the result does not fail any more")
-    assert again.graph_module.code == result.graph_module.code
-    assert len(again.inputs) == len(result.inputs)
 
 
 @pytest.mark.parametrize("seed", SEEDS[:15])

@@ -68,23 +68,6 @@ def test_backward_is_told_from_forward(case_of: CaseOf, call: CallPath, backend:
     assert (outcome.signature.kind, outcome.signature.direction) == (kind, Direction.BACKWARD)
 
 
-@BOTH_PATHS
-@pytest.mark.parametrize("backend", [planted.returns_gm_forward, "aot_eager"])
-def test_healthy_backend_is_gone(case_of: CaseOf, call: CallPath, backend: Any) -> None:
-    assert execute(case_of(backend, call=call)).verdict is Verdict.GONE
-
-
-@BOTH_PATHS
-def test_model_that_fails_in_eager_is_invalid_whatever_the_backend_does(
-    case_of: CaseOf, call: CallPath
-) -> None:
-    broken = fx.symbolic_trace(lambda x: (torch.relu(x.view(7)),))
-    outcome = execute(case_of(planted.raises_on_relu, graph_module=broken, call=call))
-    assert outcome.verdict is Verdict.INVALID
-    assert "eager itself fails" in outcome.reason
-    assert "invalid for input of size 12" in outcome.message
-
-
 def test_graph_that_never_reaches_the_backend_is_invalid(case_of: CaseOf) -> None:
     outcome = execute(case_of(planted.raises_on_relu, graph_module=fx.symbolic_trace(lambda x: (x,))))
     assert outcome.verdict is Verdict.INVALID
@@ -101,13 +84,6 @@ def test_keyboard_interrupt_passes(case_of: CaseOf) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         execute(case_of(interrupts))
-
-
-def test_unreachable_backend_is_skipped(case_of: CaseOf) -> None:
-    gone = BackendRef("acme", "acme.compiler", setup=("import acme_that_is_not_here",))
-    outcome = execute(case_of(None).with_spec(backend=gone))
-    assert outcome.verdict is Verdict.SKIPPED
-    assert "acme_that_is_not_here" in outcome.reason
 
 
 @BOTH_PATHS

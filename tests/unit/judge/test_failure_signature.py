@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -273,14 +272,6 @@ def test_exception_whose_text_cannot_be_had_still_has_a_signature() -> None:
     table = signature_of(raised(lambda: (_ for _ in ()).throw(Broken())), "compile")
     assert table.types[0].endswith("Broken")
     assert table.message == ""
-
-
-def test_module_imports_the_standard_library_only() -> None:
-    import minidbg.judge.signature as module
-
-    imported = {value.__name__ for value in vars(module).values() if isinstance(value, types.ModuleType)}
-    imported.discard("_pytest.assertion.rewrite")  # pytest rewrites the asserts of a plugin's package
-    assert imported <= set(sys.stdlib_module_names)
 
 
 def test_a_compiler_that_says_the_same_of_each_loop_has_said_it_once() -> None:

@@ -24,7 +24,6 @@ def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 TIES = torch.tensor([3.0, 1.0, 3.0, 2.0, 1.0])
-ROWS = torch.tensor([[1.0, 1.0], [0.0, 2.0]])
 MATRIX = torch.tensor([[2.0, 1.0, 0.5], [1.0, 3.0, 0.25], [0.5, 0.25, 5.0]])
 POOLED = torch.tensor([[[[1.0, 1.0], [0.0, 1.0]]]])
 U, S, V = torch.linalg.svd(MATRIX)
@@ -54,7 +53,6 @@ KINDS = [
         (ints(1, 0, 255, 9, 7, dtype=torch.uint8), CASTS.sin()),
         (ints(1, 0, 255, 9, 8, dtype=torch.uint8), CASTS.sin()),
     ),
-    Open("cast of inf", lambda x: x.long(), (torch.tensor([INF, 2.0]),), ints(2**63 - 1, 2), ints(0, 3)),
     Open("cast in place", lambda x: ints(0, 0).copy_(x), (torch.tensor([NAN, 2.0]),), ints(5, 2), ints(5, 3)),
     Open(
         "after a cast",
@@ -72,13 +70,6 @@ KINDS = [
         (TIES.sort()[0], ints(4, 1, 3, 2, 0)),
         (TIES.sort()[0], ints(4, 3, 1, 2, 0)),
     ),
-    Open(
-        "sort's values",
-        lambda x: x.sort(),
-        (TIES,),
-        (TIES.sort()[0], ints(4, 1, 3, 2, 0)),
-        (torch.tensor([1.0, 1.0, 2.0, 3.0, 4.0]), ints(4, 1, 3, 2, 0)),
-    ),
     Open("argsort", lambda x: x.argsort(), (TIES,), ints(4, 1, 3, 2, 0), ints(1, 4, 2, 3, 0)),
     Open(
         "topk",
@@ -88,20 +79,15 @@ KINDS = [
         (torch.tensor([3.0, 2.0]), ints(2, 3)),
     ),
     Open("argmax", lambda x: x.argmax(), (TIES,), ints(2)[0], None),
-    Open("argmin", lambda x: x.argmin(0), (TIES,), ints(4)[0], None),
     Open(
         "max", lambda x: x.max(0), (TIES,), (torch.tensor(3.0), ints(2)[0]), (torch.tensor(2.0), ints(3)[0])
     ),
-    Open("argmax of rows", lambda x: x.argmax(1), (ROWS,), ints(1, 1), ints(1, 0)),
     Open(
         "median",
         lambda x: x.median(0),
         (torch.tensor([1.0, 3.0, 3.0]),),
         (torch.tensor(3.0), ints(2)[0]),
         (torch.tensor(1.0), ints(1)[0]),
-    ),
-    Open(
-        "mode", lambda x: x.mode(0), (TIES,), (torch.tensor(1.0), ints(1)[0]), (torch.tensor(3.0), ints(1)[0])
     ),
     Open(
         "cummax",
@@ -183,22 +169,8 @@ KINDS = [
     Open(
         "svd", lambda x: torch.linalg.svd(x), (MATRIX,), (U * SIGNS, S, V * SIGNS[:, None]), (U, S * 1.1, V)
     ),
-    Open(
-        "after svd",
-        lambda x: (lambda u, s, v: (u[:, 0].abs(), (u * s) @ v))(*torch.linalg.svd(x)),
-        (MATRIX,),
-        (U[:, 0].abs(), MATRIX + 1),
-        None,
-    ),
     Open("qr", lambda x: torch.linalg.qr(x), (MATRIX,), (Q * SIGNS, R * SIGNS[:, None]), None),
     Open("eigh", lambda x: torch.linalg.eigh(x), (MATRIX,), (W, E * SIGNS), (W + 0.1, E)),
-    Open(
-        "equal eigenvalues",
-        lambda x: torch.linalg.eigh(x),
-        (torch.eye(2),),
-        (torch.ones(2), torch.tensor([[0.6, -0.8], [0.8, 0.6]])),
-        (torch.tensor([1.0, 2.0]), torch.eye(2)),
-    ),
     Open(
         "eig",
         lambda x: torch.linalg.eigvals(x).abs(),
@@ -214,7 +186,7 @@ def test_another_legal_answer_is_silent_and_says_what_is_left_out(kind: Open) ->
     notes: list[str] = []
     assert kind.judged(kind.legal, notes) is None
     assert not notes or "torch does not define" in notes[0]
-    no_other_answer = ("mode", "cummax", "median", "shift right", "empty")
+    no_other_answer = ("cummax", "median", "shift right", "empty")
     assert notes or kind.name in no_other_answer
 
 

@@ -7,7 +7,6 @@ import runpy
 import pytest
 import torch
 from support.graphs_to_write import graph_of
-from torch import fx
 
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Kind, Signature
@@ -41,16 +40,6 @@ def test_text_that_is_no_python_is_refused(make_case):
 def test_float32_is_written_out_where_the_default_is_another(make_case):
     case = make_case(context=Context(default_dtype="torch.float64"))
     assert "torch.randn(4, 8, dtype=torch.float32, device=device)" in top_of(case)
-
-
-def test_many_inputs_stand_on_lines_of_readable_length(make_case):
-    graph = fx.Graph()
-    values = [graph.placeholder(f"parameter_number_{index}") for index in range(40)]
-    graph.output((graph.call_function(torch.cat, (values,)),))
-    graph_module = fx.GraphModule(torch.nn.Module(), graph)
-    case = make_case(graph_module, tuple(torch.zeros(2) for _ in values))
-    assert max(map(len, top_of(case).splitlines())) <= 120 or "torch.cat" in top_of(case)
-    assert "return (\n" in top_of(case)
 
 
 def test_small_tensors_of_a_graph_are_literal_integers_and_nan_stored_and_weights_random(make_case):

@@ -1,17 +1,13 @@
 """What the docstring tells a reader."""
 
-import ast
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import fx
 
 from minidbg.core.outcome import Kind, Signature
 from minidbg.core.run_spec import BackendRef, Context, Provenance
 from minidbg.repro.render import render
-from minidbg.repro.wording import docstring, escaped, message_lines, op_names, ops_phrase, title
+from minidbg.repro.wording import docstring, message_lines, op_names, ops_phrase, title
 
 
 def graph_of(*calls):
@@ -135,17 +131,6 @@ def test_no_line_of_the_docstring_is_longer_than_200_characters(make_case):
 def test_notes_are_sentences(make_case):
     case = make_case(provenance=Provenance(notes=("the other call path was needed", "")))
     assert "The other call path was needed." in docstring(case, values="")
-
-
-@given(st.text())
-def test_no_text_ends_the_docstring_or_hides_in_it(text):
-    source = f'"""{escaped(text)}\n"""\n'
-    (node,) = ast.parse(source).body
-    assert isinstance(node, ast.Expr)
-    assert all(character.isprintable() or character == "\n" for character in source)
-    source.encode()
-    if text.isprintable():
-        assert node.value.value == text + "\n"
 
 
 def test_getitem_is_named_where_it_is_all_there_is():

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import ACCELERATORS, ONE_DEVICE
 
-STAND_IN = Path(__file__).parents[2] / "stand_ins/acme_device"
 FUNCTIONS = {"synchronize": None, "get_rng_state": torch.arange(3), "set_rng_state": None}
 IN_THE_POOL = {"memory_reserved": 50, "memory_allocated": 20}
 SAYS_MEMORY = {"mem_get_info": (300, 1000), **IN_THE_POOL}
@@ -109,19 +105,6 @@ def test_a_process_that_uses_it_is_not_forked(module: Module) -> None:
 def test_torchs_own_modules_have_the_functions_that_are_called(name: str) -> None:
     functions = [*FUNCTIONS, *(() if name in ONE_DEVICE else (*SAYS_MEMORY, "is_initialized"))]
     assert [one for one in functions if not hasattr(getattr(torch, name), one)] == []
-
-
-def test_the_backend_of_the_device_tests_fails_on_that_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--device cuda`` runs the same tests: the planted bugs are there then, not on the stand-in's own device."""
-    monkeypatch.setenv("ACME_BUG", "raises:gelu")
-    monkeypatch.setenv("ACME_ON", "cuda")
-    backend = runpy.run_path(str(STAND_IN / "acme/compiler.py"))["acme"]
-    graph = torch.fx.symbolic_trace(lambda x: torch.nn.functional.gelu(x))
-    with FakeTensorMode():
-        there = torch.empty(2, device="cuda:0")
-    with pytest.raises(NotImplementedError, match="no kernel for gelu"):
-        backend(graph, [there])
-    backend(graph, [torch.ones(2)])
 
 
 def test_the_cpu_needs_none_of_it() -> None:

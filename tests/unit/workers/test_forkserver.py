@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import textwrap
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import planted_backends as planted
-import psutil
 import pytest
 import torch
 from support.command_line import python
@@ -22,7 +18,6 @@ from torch import fx
 from minidbg import backends, oracle, torch_internals, workers
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
-from minidbg.workers import server
 
 HERE = f"{Path(__file__).stem}:"
 
@@ -83,26 +78,6 @@ def test_what_is_no_text_on_the_import_path_is_left_out(monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend("here")
     monkeypatch.setattr("sys.path", [Path("there"), *sys.path])
     assert asked("echo", value=4).value[0] == 4
-
-
-def test_ctrl_c_ends_all_that_is_asked_at_once() -> None:
-    """A reduction that asks two at a time does not wait for their time limits."""
-    me, server = threading.get_ident(), psutil.Process(workers.start_server().pid)
-
-    def interrupt() -> None:
-        while len(server.children(recursive=True)) < 4:  # two supervisors, two questions
-            time.sleep(0.01)
-        signal.pthread_kill(me, signal.SIGINT)
-
-    case = case_of(planted.hangs_on_relu)
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        oracle.ask_all([(case, 300.0), (case, 300.0)])
-    deadline = time.monotonic() + 30
-    while (left := server.children()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert left == []
-    assert asked("echo", value=5).value[0] == 5
 
 
 # ---- the asker is left alone -----------------------------------------------------------------------
@@ -167,17 +142,6 @@ def test_a_device_of_a_backends_own_leaves_the_engine_alone(monkeypatch: pytest.
     monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "npu")
     assert not torch_internals.forks_survive_autograd([])
     assert ran == []
-
-
-def test_a_server_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "calm_one.py").write_text("")
-    (tmp_path / "busy_one.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert server.starts_nothing("calm_one")
-    assert not server.starts_nothing("busy_one")
-    assert not server.starts_nothing("no_such_module")
 
 
 @pytest.mark.slow

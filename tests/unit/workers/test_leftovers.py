@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from minidbg.workers.leftovers import has_ended, make_temporary_folder, started_ms, this_place
-
-PROGRAM = """
-import os, signal, sys
-from pathlib import Path
-from minidbg.workers.leftovers import make_temporary_folder
-print(make_temporary_folder("server", Path(sys.argv[1])), flush=True)
-os.kill(os.getpid(), int(sys.argv[2]))
-"""
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize("signal", [9, 15])
-def test_the_folder_of_a_killed_process_goes_with_the_next_start(tmp_path: Path, signal: int) -> None:
-    killed = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(signal)], capture_output=True, text=True, check=False, timeout=60,
-        cwd=ROOT,
-    )  # fmt: skip
-    left = Path(killed.stdout.strip())
-    assert killed.returncode == -signal
-    (left / "server.log").write_text("")
-    (left / "deep").mkdir()
-    own = make_temporary_folder("server", tmp_path)
-    assert list(tmp_path.iterdir()) == [own]
 
 
 def test_a_reused_process_number_does_not_keep_it(tmp_path: Path) -> None:

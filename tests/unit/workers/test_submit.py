@@ -50,14 +50,6 @@ def test_death_is_a_crash_with_its_cause(case_of: CaseOf, call: CallPath, backen
     assert death in outcome.message
 
 
-@BOTH_PATHS
-def test_crash_shows_where_it_was(case_of: CaseOf, call: CallPath) -> None:
-    compiling = ask(case_of(planted.segfaults_on_relu, call=call)).signature
-    running = ask(case_of(planted.segfaults_in_run_on_relu, call=call)).signature
-    assert compiling.frames == ("ctypes:string_at", "planted_backends:segfaults_on_relu")
-    assert running.frames == ("ctypes:string_at", "planted_backends:compiled_fn")
-
-
 @pytest.mark.parametrize(
     ("backend", "call", "phase", "innermost"),
     [

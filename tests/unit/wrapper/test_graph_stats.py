@@ -27,20 +27,6 @@ def _no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINIDBG_STATS", raising=False)
 
 
-def test_each_graph_counts_once() -> None:
-    PROCESS.graphs[:] = verified, wrong, refused, _, both = [GraphFacts() for _ in range(5)]
-    verified.verified = True
-    verified.leave_out("output 0 is not judged")
-    wrong.verified = wrong.failed = True
-    refused.not_verified("no memory")
-    refused.not_verified("another reason of a later call")
-    both.not_verified("no memory")
-    both.verified = True
-    found = stats()
-    assert (found.graphs, found.verified, found.failed, found.not_run) == (5, 2, 1, 1)
-    assert (found.not_verified, found.left_out) == ({"no memory": 1}, {"output 0 is not judged": 1})
-
-
 def test_a_forked_childs_graphs_are_not_its_parents() -> None:
     PROCESS.graphs.append(GraphFacts(process=os.getppid()))
     assert stats().graphs == 0

@@ -128,20 +128,6 @@ def test_what_eager_runs_is_the_backends_failure_and_the_history_of_its_inputs_s
 # ---- what no script can hold
 
 
-def test_what_is_known_of_a_failure_that_no_script_can_hold_is_kept_in_words(tmp_path: Path) -> None:
-    settings = Settings(repro_dir=tmp_path)
-    failed = failure(inputs=(torch.ones(3, requires_grad=True),))
-    reports = [handle.report_without_script(failed, MinidbgError("an odd value"), settings) for _ in range(2)]
-    (path,) = {report.capture for report in reports}
-    assert path is not None
-    assert reports[0].line == f"not captured: an odd value; the graph and what else is known are in {path}"
-    text = path.read_text()
-    for part in ("What is missing: an odd value", "relu", "x: torch.Tensor torch.float32 of shape (3,)"):
-        assert part in text
-    assert ", requires_grad" in text
-    assert "ValueError: no kernel" in text
-
-
 def test_where_not_even_the_text_can_be_written_the_reason_is_said_alone(tmp_path: Path) -> None:
     (tmp_path / "repros").write_text("a file")
     report = handle.report_without_script(
