@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
 from minidbg.core.outcome import Direction, Kind
+from minidbg.fx.effects import op_name
 from minidbg.judge.undefined import UndefinedResults
 from minidbg.wrapper import report_of, stats, wrap
 from minidbg.wrapper import verify as verify_module
@@ -277,6 +278,35 @@ def test_the_whole_graph_is_compiled_once_where_the_drawing_calls_give_the_same_
     call(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3)), torch.randn(4, 8), backend=counted)
     assert [len(targets) for targets in compiles] == [2, 1]
     assert compiles[1] == [nn.functional.dropout]
+
+
+WRONGLY_DRAWN: dict[str, tuple[Callable[..., Any], str, Callable[..., Any], str]] = {
+    "another number of dimensions": (
+        lambda x: nn.functional.dropout(x, 0.25) * 2, "dropout", lambda r: r.expand(3, 16), "shape",
+    ),
+    "another dtype": (
+        lambda x: torch.normal(x, 1.0) + 1, "normal", lambda r: torch.randn(16).double(), "dtype",
+    ),
+}  # fmt: skip
+
+
+def wrong_in(op: str, change: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend that changes what an op draws and runs all else in eager."""
+
+    class Draws(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            return change(result) if n.op.startswith("call") and op_name(n) == op else result
+
+    return lambda gm, example_inputs: Draws(gm).run
+
+
+@pytest.mark.parametrize("what", WRONGLY_DRAWN)
+def test_wrong_random_numbers_are_found(what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    program, op, change, words = WRONGLY_DRAWN[what]
+    error = mismatch(program, torch.linspace(0.1, 2.0, 16), backend=wrong_in(op, change))
+    assert words in str(error)
+    assert "Call using an FX-traced Module" not in capfd.readouterr().err
 
 
 # ---- what torch does not define

@@ -27,8 +27,8 @@ def test_a_compiler_that_does_not_work_is_named(
     ("source", "said"),
     [
         ("raise ImportError('libfoo.so is missing')", "ImportError: libfoo.so is missing"),
-        ("import os\nos.abort()", "died (signal 6)"),
-        ("thing = 3", "is no callable"),
+        pytest.param("import os\nos.abort()", "died (signal 6)", marks=pytest.mark.slow),
+        pytest.param("thing = 3", "is no callable", marks=pytest.mark.slow),
     ],
 )
 def test_an_entry_point_is_imported_in_a_child_and_what_fails_is_told(

@@ -49,6 +49,12 @@ def split(x: Tensor) -> Tensor:
     return torch.cat([second, first])
 
 
+def test_tuple_values_become_one_input_for_each_part() -> None:
+    piece = cut(recorded(lambda x: torch.cat(x.split(2)), torch.arange(4.0)), "cat")
+    assert body(piece)[:2] == ["def forward(self, split_0, split_1):", "cat = torch.cat((split_0, split_1))"]
+    assert [value.tolist() for value in piece.inputs] == [[0, 1], [2, 3]]
+
+
 def test_tuple_that_nothing_takes_apart_gives_its_first_tensor_or_all_of_it() -> None:
     recording = recorded(split, torch.arange(4.0))
     first = ["split = x.split(2)", "getitem = split[0]", "return (getitem,)"]
@@ -93,12 +99,6 @@ def test_a_level_of_vmap_stays_around_what_is_inside_it() -> None:
 
 
 # --- writes ---
-
-
-def writes(x: Tensor) -> Tensor:
-    y = x.sin()
-    y[0].add_(1)
-    return y.tan()
 
 
 def test_what_is_only_written_comes_out_when_the_graph_made_it() -> None:

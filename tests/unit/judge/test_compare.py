@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.judge.compare import DEFAULT_SPEC, mismatch
+from minidbg.judge.compare import DEFAULT_SPEC, TOLERANCES, mismatch
+from minidbg.judge.differences import wrong_elements
 from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import CannotCompare, Leaf, collect_leaves
 
@@ -290,6 +291,47 @@ def test_an_input_that_only_one_run_wrote_to_is_a_difference() -> None:
     assert difference["where"] == "input x after the call"
 
 
+X = torch.arange(3.0)
+
+
+@ODD_TENSORS_WARN
+@pytest.mark.parametrize(
+    ("left", "labels"),
+    [
+        (X, ["output 0"]),
+        ((X, X), ["output 0", "output 1"]),
+        ([(X, [X])], ["output 0[0]", "output 0[1][0]"]),
+        ({"a": X, "b": (X,)}, ["output a", "output b[0]"]),
+        (({1: X},), ["output 0[1]"]),
+        ((torch.Size([2, 3]),), ["output 0"]),
+        (lambda: torch.masked.masked_tensor(X, X > 0), ["output 0.mask", "output 0.data"]),
+        (lambda: torch.eye(2).to_sparse(), ["output 0.layout", "output 0"]),
+        (lambda: torch.eye(2).to_sparse_csr(), ["output 0.layout", "output 0"]),
+        ((), []),
+    ],
+    ids=["one", "two", "nested", "dict", "a number as key", "a size", "masked", "coo", "csr", "none"],
+)  # fmt: skip
+def test_each_leaf_has_the_label_by_which_people_find_it(left: Any, labels: list[str]) -> None:
+    leaves = collect_leaves(left() if callable(left) else left)  # some are made with a warning
+    assert list(leaves) == labels
+    assert {leaf.role for leaf in leaves.values()} <= {"output"}
+
+
+def test_inputs_and_gradients_are_called_by_their_number_or_name() -> None:
+    by_number = collect_leaves((), inputs_after=[X], gradients=[None, X])
+    assert {label: leaf.role for label, leaf in by_number.items()} == {
+        "input 0 after the call": "input",
+        "gradient of input 0": "gradient",
+        "gradient of input 1": "gradient",
+    }
+    by_name = collect_leaves((), inputs_after={"weight": X}, gradients={"weight": X})
+    assert list(by_name) == ["input weight after the call", "gradient of weight"]
+
+
+def test_a_sparse_meta_tensor_stays_what_it_is_since_it_has_no_values() -> None:
+    assert list(collect_leaves(torch.eye(2).to_sparse().to("meta"))) == ["output 0"]
+
+
 # ---- what is allowed
 
 
@@ -349,6 +391,22 @@ def test_values_read_from_elsewhere_are_a_float_difference_even_if_some_are_nan(
     expected, rubbish = random(64), random(64, seed=1) * 1e30
     with_nan = changed(rubbish, 3, NAN)
     assert found(rubbish, expected)["signature"] == found(with_nan, expected)["signature"]
+
+
+def test_another_run_of_eager_that_is_no_number_measures_nothing():
+    """Memory that nobody wrote may hold a NaN in one run and a number in the next."""
+    actual, expected = torch.tensor([7e4, -1.0]), torch.tensor([1.9158, 0.0410])
+    exact = torch.tensor([1.9158, INF], dtype=torch.float64)
+    for runs in ([], [torch.tensor([NAN, 0.0])], [torch.tensor([INF, -INF])]):
+        found = wrong_elements(actual, expected, TOLERANCES[torch.float32], exact, runs).wrong
+        assert (found["category"], found["index"], found["wrong"]) == ("float", [0], 2)
+        assert wrong_elements(expected, expected, TOLERANCES[torch.float32], exact, runs).wrong is None
+
+
+def test_what_no_float64_can_measure_is_left_to_the_tolerances():
+    huge = torch.tensor([1.7e308, 1.0], dtype=torch.float64)
+    found = wrong_elements(-huge, huge, TOLERANCES[torch.float32], huge, [huge.flip(0)]).wrong
+    assert found["category"] == "float"
 
 
 # ---- nondeterminism

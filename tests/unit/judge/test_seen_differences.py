@@ -24,10 +24,6 @@ def left(value: torch.Tensor) -> dict[str, Any]:
     return {"outputs": (value,), "inputs_after": {}, "gradients": {}}
 
 
-def fails(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("no second time")
-
-
 def fails_after(runs: int) -> Iterator[Any]:
     for _ in range(runs):
         yield collect_leaves((RIGHT,))

@@ -44,7 +44,6 @@ def shown(rows: list[Row]) -> list[tuple[str, str]]:
 
 STATUSES = {
     "values": "numerics_fail",
-    "nan": "numerics_fail",
     "dtype": "dtype_mismatch",
     "shape": "shape_mismatch",
     "compile": "error",
@@ -56,13 +55,14 @@ STATUSES = {
 def test_the_planted_node_is_the_only_bad_row() -> None:
     off = []
     for what, status in STATUSES.items():
-        rows = list(node_rows(chain(on_op("softmax", what), before=2, after=1), seconds=SECONDS))
+        rows = list(node_rows(chain(on_op("softmax", what), before=1, after=0), seconds=SECONDS))
         others = [row.status for row in rows if row.node != "softmax"]
-        if shown(rows) != [("softmax", status)] or others != ["ok"] * 5:
+        if shown(rows) != [("softmax", status)] or others != ["ok"] * 3:
             off.append((what, shown(rows), [row.reason for row in rows if row.reason]))
     assert off == []
 
 
+@pytest.mark.slow
 def test_a_node_that_hangs_costs_its_own_row() -> None:
     (bad,) = [
         row

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch._inductor.config as inductor_config
 from torch import fx
@@ -28,10 +26,6 @@ def case_with(context: Context, inputs: int = 1) -> Case:
     )
 
 
-def simplified(case: Case, fails: Callable[[Case], bool]) -> Case:
-    return simplify(case, fails)
-
-
 def test_an_option_is_tried_at_its_default_since_this_process_still_has_it() -> None:
     """The oracle's forks inherit what the user has set; a fresh interpreter does not."""
     context = Context(config={INDUCTOR: {BUG: "accuracy"}})
@@ -43,25 +37,25 @@ def test_an_option_is_tried_at_its_default_since_this_process_still_has_it() -> 
         ):
             return inductor_config.cpp.inject_relu_bug_TESTING_ONLY == "accuracy"
 
-    assert simplified(case_with(context), fails).spec.context.config == {INDUCTOR: {BUG: "accuracy"}}
+    assert simplify(case_with(context), fails).spec.context.config == {INDUCTOR: {BUG: "accuracy"}}
 
 
 def test_an_option_that_is_not_needed_leaves_no_trace() -> None:
     context = Context(config={INDUCTOR: {BUG: "accuracy"}})
-    assert simplified(case_with(context), lambda case: True).spec.context.config == {}
+    assert simplify(case_with(context), lambda case: True).spec.context.config == {}
 
 
 def test_modes_are_tried_each_for_itself_when_one_is_needed() -> None:
     context = Context(grad=False, deterministic=True, default_dtype="torch.float64")
-    kept = simplified(case_with(context), lambda case: case.spec.context.deterministic).spec.context
+    kept = simplify(case_with(context), lambda case: case.spec.context.deterministic).spec.context
     assert kept == Context(deterministic=True)
 
 
 def test_a_size_that_nothing_uses_is_left_to_dynamo() -> None:
-    assert simplified(case_with(Context(), inputs=2), lambda case: True).inputs[0].shape == (2,)
+    assert simplify(case_with(Context(), inputs=2), lambda case: True).inputs[0].shape == (2,)
 
 
 def test_a_small_graph_goes_by_torch_compile_again_where_that_fails_too() -> None:
     direct = case_with(Context()).with_spec(call=CallPath.DIRECT)
-    assert simplified(direct, lambda case: True).spec.call is CallPath.TORCH_COMPILE
-    assert simplified(direct, lambda case: case.spec.call is CallPath.DIRECT).spec.call is CallPath.DIRECT
+    assert simplify(direct, lambda case: True).spec.call is CallPath.TORCH_COMPILE
+    assert simplify(direct, lambda case: case.spec.call is CallPath.DIRECT).spec.call is CallPath.DIRECT

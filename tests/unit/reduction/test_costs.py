@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from graphs_to_reduce import Needs, answers, call_names, chain, searched
-from torch import Tensor
 
 from minidbg.core.kinds import Kind
 
@@ -69,7 +67,3 @@ def test_a_cause_is_found_in_so_many_questions(
     calls: int, places: Sequence[int], how: dict[str, Any], questions: int
 ) -> None:
     assert cost_of(calls, places, how) == questions
-
-
-def values(*size: int) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ from graphs_to_reduce import Needs, call_count, call_names, chain, graph_of, row
 from torch import fx
 
 from minidbg.core.errors import MinidbgError, NotReproduced
-from minidbg.reduction.core import Minimized, minimize
+from minidbg.reduction.core import minimize
 
 
 def test_single_culprit_is_all_that_is_left() -> None:
@@ -140,12 +140,3 @@ def test_python_time_grows_about_linearly() -> None:
         return sum(map(len, needs.asked))
 
     assert handed(1000) < 20 * handed(100)
-
-
-# --- the tests of torch's own minifier (test/functorch/test_minifier.py), held to the same sizes ---
-
-
-def sizes(result: Minimized) -> tuple[int, int]:
-    """All nodes, placeholders and output included, and inputs; as the original tests count them."""
-    assert result.certified
-    return len(result.graph_module.graph.nodes), len(result.inputs)

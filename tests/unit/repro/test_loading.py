@@ -1,10 +1,13 @@
 """A script read back is the case it was written from."""
 
+import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 from support.graphs_to_write import graph_of
 
 from minidbg.codegen.size import call_nodes, targets_of_calls
@@ -183,3 +186,31 @@ def test_a_script_says_what_is_to_be_filled_in_until_it_is(make_case, tmp_path):
     path.write_text(text.replace("backend = ...  # fill in: a closure of train.py:4", 'backend = "eager"'))
     assert load(path).backend == replace(lacks, expression='"eager"', missing_backend="")
     assert "to be filled in" not in render(load(path), exactness=Exactness.EXACT).text
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGE = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a header without an end": lambda path: path.write_bytes(b"\xff" * 64),
+    "another file's": lambda path: path.write_bytes(save({"other": torch.ones(2)})),
+    "gone": Path.unlink,
+    "a pipe": pipe,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_damaged_tensors_are_named_with_what_to_do(make_case, tmp_path, damage):
+    path = tmp_path / "r.py"
+    write(make_case(inputs=(torch.randn(100, 100),)), path, exactness=Exactness.EXACT)
+    beside = path.with_suffix(".safetensors")
+    assert beside.exists()
+    load(path)
+    damage(beside)
+    with pytest.raises(UnreadableRepro, match=r"copy the file anew, together with its script") as refused:
+        load(path)
+    assert str(refused.value).startswith(f"{beside}: ")

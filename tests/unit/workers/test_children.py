@@ -95,20 +95,21 @@ PROGRAMS: Mapping[str, tuple[str, dict[str, Any], Callable[[Ended], bool]]] = {
     "way", ["fork of a pool", *map(slow, ("interpreter", "fork", "interpreter of a pool"))]
 )
 def test_a_program_ends_in_the_same_way_wherever_it_runs(way: str, tmp_path: Path) -> None:
-    script, wrong = tmp_path / "script.py", dict[str, Ended]()
     (tmp_path / "beside.py").write_text("VALUE = 41")
     with contextlib.ExitStack() as stack:
         submit: workers.Submit = workers.submit
         if "pool" in way:
             pool = stack.enter_context(contextlib.closing(Scripts(CALM, state=tmp_path)))
             submit = pool.submit
-        for name, (text, fields, is_right) in PROGRAMS.items():
+        asked = []
+        for number, (text, fields, _) in enumerate(PROGRAMS.values()):
+            script = tmp_path / f"script_{number}.py"
             script.write_text(text)
             given = {"argv": (str(script), "--x"), "fork": CALM if "fork" in way else None, **fields}
-            ended = submit(Request(**given)).result()
-            if not is_right(ended):
-                wrong[name] = ended
-    assert not wrong
+            asked.append(submit(Request(**given)))
+        ends = [one.result() for one in asked]
+    rows = zip(PROGRAMS.items(), ends, strict=True)
+    assert not {name: end for (name, (_, _, is_right)), end in rows if not is_right(end)}
 
 
 def test_what_is_asked_anew_is_forked_from_one_server_that_started_after_the_last_refresh(
