@@ -67,6 +67,11 @@ def test_numbers_and_sizes_become_constants() -> None:
     assert body(piece)[1] == "view = x.view(4, 2)"
 
 
+def test_bypass_puts_a_kept_value_of_the_same_shape_in_the_place_of_a_dropped_one() -> None:
+    piece = cut(recorded(chain, torch.ones(3)), "sin", "tanh", bypass=True)
+    assert body(piece)[1:] == ["sin = x.sin()", "tanh = sin.tanh()", "return (tanh,)"]
+
+
 def test_stand_in_takes_the_place_of_one_node() -> None:
     recording = recorded(chain, torch.ones(3))
     (cos,), (x,) = nodes(recording, "cos"), nodes(recording, "x")
@@ -99,6 +104,19 @@ def test_a_level_of_vmap_stays_around_what_is_inside_it() -> None:
 
 
 # --- writes ---
+
+
+def writes(x: Tensor) -> Tensor:
+    y = x.sin()
+    y[0].add_(1)
+    return y.tan()
+
+
+def test_value_after_a_dropped_write_is_the_written_one_and_before_a_kept_one_the_unwritten() -> None:
+    assert cut(recorded(writes, torch.zeros(2, 2)), "tan").inputs[0].tolist() == [[1, 1], [0, 0]]
+    piece = cut(recorded(writes, torch.zeros(2, 2)), "getitem", "add_")
+    assert piece.inputs[0].tolist() == [[0, 0], [0, 0]]
+    assert body(piece)[-1] == "return (add_,)"
 
 
 def test_what_is_only_written_comes_out_when_the_graph_made_it() -> None:

@@ -33,12 +33,35 @@ def test_inputs_are_passed_on_without_a_copy() -> None:
     assert value(recording(lambda x: x.sin(), x), "x", "sin") is x
 
 
+def writes(x: Tensor) -> Tensor:
+    y = x.sin()
+    first = y.cos()
+    y.add_(1)
+    view = y.view(-1)
+    view.mul_(2)
+    return first + y.tan()
+
+
+def test_value_is_as_it_was_at_the_moment_of_use() -> None:
+    found = recording(writes, torch.zeros(2, 2))
+    assert torch.equal(value(found, "sin", "cos"), torch.zeros(2, 2))
+    assert torch.equal(value(found, "sin", "add_"), torch.zeros(2, 2))
+    assert torch.equal(value(found, "sin", "tan"), torch.full((2, 2), 2.0))
+
+
 def test_values_of_levels_of_vmap_and_grad_are_had_when_the_levels_are_closed() -> None:
     rows = torch.vmap(torch.func.jacrev(lambda row: row.tanh().cumsum(0)))
     found = Recording(*capture_by_dynamo(rows, (torch.randn(3, 4),)))
     moments = [(found.index[one] + 1, one) for one in found.nodes if one.op.startswith("call")]
     assert any(found.facts[one].type is FactType.OPAQUE for _, one in moments)
     assert len([found.values([moment]) for moment in moments]) == len(moments)
+
+
+def test_values_of_one_moment_keep_sharing_their_storage() -> None:
+    found = recording(writes, torch.zeros(2, 2))
+    at = found.index[node(found, "mul_")]
+    y, view = found.values([(at, node(found, "sin")), (at, node(found, "view"))])
+    assert y.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
 
 
 def test_running_statistics_of_the_caller_are_never_written() -> None:
