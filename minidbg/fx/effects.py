@@ -90,7 +90,7 @@ def mode_of(node: fx.Node) -> Mode:
     return MODES.get(node.target, Mode.NONE) if node.op == "call_function" else Mode.NONE
 
 
-def op_name(node: fx.Node | torch_internals.GivenCall) -> str:
+def op_name(node: fx.Node) -> str:
     """Last part of the op's name: ``cumsum`` of torch.cumsum, the method, aten.cumsum.default."""
     target: Any = node.target
     if torch_internals.is_overload(target):

@@ -18,7 +18,7 @@ from minidbg import torch_internals
 from minidbg.fx.effects import op_name
 from minidbg.judge.signature import CALLS_BACKEND, exception_chain
 
-Calls: TypeAlias = "Mapping[str, torch_internals.GivenCall]"
+Calls: TypeAlias = "Mapping[str, fx.Node]"
 Suspects: TypeAlias = tuple[tuple[str, ...], ...]
 """Names of nodes, one group for each frame that holds some, the innermost frame first."""
 
@@ -42,7 +42,7 @@ STACK_LINE = re.compile(r'(?m)^  File "(?P<file>.*)", line (?P<line>\d+) in .*$'
 """A frame as faulthandler writes it."""
 
 
-def suspects_of(error: BaseException, calls: Iterable[torch_internals.GivenCall]) -> Suspects:
+def suspects_of(error: BaseException, calls: Iterable[fx.Node]) -> Suspects:
     traced = [one for one in exception_chain(error) if one.__traceback__ is not None]
     if not traced:
         return ()
@@ -56,7 +56,7 @@ def suspects_of(error: BaseException, calls: Iterable[torch_internals.GivenCall]
     return telling(chain(by_text, groups), len(known))
 
 
-def suspects_in_stack(stderr: str, calls: Iterable[torch_internals.GivenCall]) -> Suspects:
+def suspects_in_stack(stderr: str, calls: Iterable[fx.Node]) -> Suspects:
     known = {call.name: call for call in calls}
     current = stderr.rpartition("Current thread")[2]
     lines = [(found["file"], int(found["line"])) for found in STACK_LINE.finditer(current)]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import torch_internals, workers
+from minidbg import workers
 from minidbg.backends import is_pickled
 from minidbg.core.errors import BackendUnreachable, CannotWrite
 from minidbg.core.machine import NEVER, Deadline, memory_limit
@@ -131,8 +131,7 @@ def outcome_of_question(case: Case, done: Ended, deadline: Deadline) -> Outcome:
     if done.error:
         reason = "the oracle itself failed: " + done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=reason, message=done.error)
-    nodes = case.graph_module.graph.nodes
-    calls = [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
+    calls = filter(is_call, case.graph_module.graph.nodes)
     outcome = outcome_of_death(done, case.spec)
     return replace(outcome, suspects=suspects_in_stack(done.stderr_tail, calls))
 

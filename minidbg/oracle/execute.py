@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
+from torch import fx
 
 from minidbg import backends, torch_internals
 from minidbg.codegen.module_text import instantiate, write_graph_builder, write_module
@@ -23,6 +25,9 @@ from minidbg.judge import run
 from minidbg.judge.compare import Comparison
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
 from minidbg.torch_internals.devices import devices_of, restoring_generators
+from minidbg.torch_internals.dynamo import calls_that_count, text_of_call
+
+Graphs: TypeAlias = Sequence[Sequence[fx.Node]]
 
 INDUCTOR = "torch._inductor."
 BEFORE_INDUCTORS_CODEGEN = (
@@ -118,30 +123,26 @@ def execute(
     return outcome
 
 
-def named_in_case(
-    error: BaseException, case: Case, reached: Sequence[Sequence[torch_internals.GivenCall]]
-) -> Suspects:
+def named_in_case(error: BaseException, case: Case, reached: Graphs) -> Suspects:
     """The nodes of the case's graph that ``error``'s frames name; dynamo may have renamed them."""
-    own = torch_internals.calls_that_count(case.graph_module)
+    own = calls_that_count(case.graph_module.graph)
     given = reached[0] if reached else own
     suspects = suspects_of(error, given)
     if len(given) != len(own):
         return suspects
     # dynamo of 2.14 and later writes arithmetic on sizes in an order of its own
-    pairs = zip(*(sorted(calls, key=lambda call: call.text) for calls in (given, own)), strict=True)
+    pairs = zip(*(sorted(calls, key=text_of_call) for calls in (given, own)), strict=True)
     return renamed(suspects, {theirs.name: ours.name for theirs, ours in pairs})
 
 
-def unless_another_graph(
-    outcome: Outcome, case: Case, reached: Sequence[Sequence[torch_internals.GivenCall]]
-) -> Outcome:
+def unless_another_graph(outcome: Outcome, case: Case, reached: Graphs) -> Outcome:
     """``outcome``, or INVALID when the backend was not given the candidate: that proves nothing."""
     reason = "no graph reached the backend"
     if reached:
-        wanted = Counter(call.text for call in torch_internals.calls_that_count(case.graph_module))
-        given = Counter(call.text for call in reached[-1])
-        if len(reached) == 1 and given == wanted:
+        both = calls_that_count(case.graph_module.graph), reached[-1]
+        wanted, actual = (Counter(map(text_of_call, calls)) for calls in both)
+        if len(reached) == 1 and actual == wanted:
             return outcome
-        more, fewer = (", ".join(calls) or "nothing" for calls in (given - wanted, wanted - given))
+        more, fewer = (", ".join(calls) or "nothing" for calls in (actual - wanted, wanted - actual))
         reason = f"{ANOTHER_GRAPH}: {len(reached)} of them; the last has {more} more, {fewer} less"
     return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)

@@ -8,11 +8,11 @@ import enum
 import functools
 import importlib
 import io
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -28,15 +28,8 @@ def known_backends() -> list[str]:
     return sorted(torch.compiler.list_backends(exclude_tags=()))  # type: ignore[no-untyped-call,unused-ignore]
 
 
-def backend_alone(
-    backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
-) -> Callable[..., Any]:
-    """The backend where torch does not say how it would call it: a callable as it is, for a name
-    eager, since nothing leads to it."""
-    return backend if callable(backend) else lambda gm, example_inputs: gm.forward
-
-
-@private_or(backend_alone)
+# where torch does not say how it would call it, a name leads to nothing but eager
+@private_or(lambda backend, **_: backend if callable(backend) else lambda gm, _: gm.forward)
 def configured_backend(
     backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
@@ -117,13 +110,13 @@ OVERRIDES = ("debug_backend_override", "debug_inductor_config_override", "debug_
 """Options of dynamo that hold torch's override variables, as they were when it was imported."""
 
 
-@contextlib.contextmanager
-def without_overrides() -> Iterator[None]:
+@private
+def without_overrides() -> contextlib.AbstractContextManager[None]:
     """A block in which a graph is compiled by the backend and with the options that are asked for,
     whatever torch's override variables say."""
     config: Any = torch._dynamo.config
-    with config.patch({name: "" for name in OVERRIDES if getattr(config, name, "")}):
-        yield
+    patch: contextlib.AbstractContextManager[None] = config.patch(dict.fromkeys(OVERRIDES, ""))
+    return patch
 
 
 @private
@@ -138,12 +131,9 @@ def names_of_backend(compiler_fn: object) -> list[str]:
 def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
     """Backend, options and mode in an object as torch.compile makes it; else ``backend`` itself."""
     given: Any = backend
-    # a torch without these classes makes no such objects
-    inductor = getattr(torch, "_TorchCompileInductorWrapper", None)
-    other = getattr(torch, "_TorchCompileWrapper", None)
-    if type(given) is inductor:
+    if type(given) is torch._TorchCompileInductorWrapper:
         return "inductor", dict(given.config) or None, None
-    if type(given) is other:
+    if type(given) is torch._TorchCompileWrapper:
         return given.compiler_fn, given.kwargs.get("options"), given.kwargs.get("mode")
     return backend, None, None
 
@@ -174,12 +164,8 @@ def in_bisection(folder: str) -> Iterator[None]:
         return
     from torch._inductor.compiler_bisector import CompilerBisector
 
-    known: Any = CompilerBisector
-    known.in_process_cache, known.bisection_enabled = folder, True
-    try:
+    with mock.patch.multiple(CompilerBisector, in_process_cache=folder, bisection_enabled=True):
         yield
-    finally:
-        known.in_process_cache, known.bisection_enabled = None, False
 
 
 @private
@@ -194,16 +180,14 @@ def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int 
     from torch._inductor.compiler_bisector import CompilerBisector
 
     known: Any = CompilerBisector
-    folder = tempfile.mkdtemp(prefix="minidbg-bisect-")
-    known.in_process_cache = folder  # else it would delete a bisection that the user has begun
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints each step
-            # the stages before inductor have passed already
-            found = known.do_bisect(lambda: known.get_backend() != "inductor" or not fails(folder))
-    finally:
-        known.in_process_cache = None
-        known.bisection_enabled = False
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="minidbg-bisect-", ignore_cleanup_errors=True) as folder,
+        # else it would delete a bisection that the user has begun
+        mock.patch.multiple(known, in_process_cache=folder, bisection_enabled=False),
+        contextlib.redirect_stdout(io.StringIO()),  # it prints each step
+    ):
+        # the stages before inductor have passed already
+        found = known.do_bisect(lambda: known.get_backend() != "inductor" or not fails(folder))
     if found is None:
         return None
     number = found.bisect_number if found.debug_info != found.subsystem else None  # an option
@@ -235,15 +219,9 @@ def inductor_stopped_after(stage: InductorStop | None) -> Iterator[list[str]]:
         stopped.append(stage.name)
         raise StoppedAfterStage(f"minidbg needs no more of this graph than {stage.name.lower()}")
 
-    names = [name for name in stage.value if hasattr(GraphLowering, name)]
-    functions = {name: getattr(GraphLowering, name) for name in names}
-    for name in names:
-        setattr(GraphLowering, name, stop)
-    try:
+    stops: dict[str, Any] = dict.fromkeys(stage.value, stop)
+    with mock.patch.multiple(GraphLowering, **stops):
         yield stopped
-    finally:
-        for name, function in functions.items():
-            setattr(GraphLowering, name, function)
 
 
 def fx_nodes_behind(value: object) -> Iterator[torch.fx.Node]:

@@ -177,7 +177,7 @@ def restoring_random_numbers(values: Iterable[Any] = ()) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-@private_or(nothing_around, since=(2, 13))
+@private_or(nothing_around, since="2.13")
 def seeds_keep_waiting() -> Iterator[None]:
     """A block whose ``torch.manual_seed`` seeds no accelerator that the program uses only later."""
     modules = map(module_of, kinds_here())

@@ -19,12 +19,12 @@ def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], 
 
     if spec.level is Level.ATEN:
         return compile_as_aot_autograd_does(compiler, graph_module, inputs, spec)
-    given = [spec.backend.mode, dict(spec.backend.options) or None, spec.dynamic]
-    wrapper: Any = torch._TorchCompileWrapper  # what torch.compile makes of its arguments
+    given = (spec.backend.mode, dict(spec.backend.options) or None, spec.dynamic)
+    wrapped: Any  # what torch.compile makes of its arguments
     if compiler == "inductor":
-        wrapper = torch._TorchCompileInductorWrapper
+        wrapped = torch._TorchCompileInductorWrapper(*given)
     else:
-        given.insert(0, compiler)
+        wrapped = torch._TorchCompileWrapper(compiler, *given)
     context: Any = contextlib.nullcontext()
     example_inputs = list(inputs)
     if any(spec.dynamic_dims) or has_loops(graph_module):
@@ -35,7 +35,7 @@ def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], 
     for node, value in zip(placeholders, example_inputs, strict=True):
         node.meta.setdefault("example_value", value)
     with context:
-        compiled_fn = wrapper(*given)(graph_module, example_inputs)
+        compiled_fn = wrapped(graph_module, example_inputs)
 
     def call_compiled(*args: Any) -> Any:
         return compiled_fn(*args)

@@ -9,23 +9,17 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 
 from minidbg.core.run_spec import Level
 from minidbg.torch_internals.aot import in_backward
 from minidbg.torch_internals.operators import grad_mode_function
-from minidbg.torch_internals.private_names import nothing_around, private, private_or, version_at_least
+from minidbg.torch_internals.private_names import nothing_around, private, private_or
 from minidbg.torch_internals.tensors import is_fake
-
-CONTROL_FLOW = (
-    "TensorifyScalarRestartAnalysis", "SkipFrame", "DataDependentOutputException",
-    "DynamicOutputShapeException", "UnsupportedFakeTensorException", "UnsupportedOperatorException",
-)  # fmt: skip
-"""Types that dynamo takes as messages, for a torch that does not list them."""
 
 
 @contextlib.contextmanager
@@ -42,7 +36,7 @@ def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
 
 
 @contextlib.contextmanager
-@private_or(nothing_around, since=(2, 13))
+@private_or(nothing_around, since="2.13")
 def dropping_compile_stacks() -> Iterator[None]:
     """A block of which torch's metrics keep no stack.
 
@@ -88,7 +82,7 @@ def count_after_all(counted: dict[str, Counter[str]]) -> None:
             counters[kind].update(counts)
 
 
-@private_or(lambda error: type(error).__name__ in CONTROL_FLOW)
+@private_or(lambda error: True)
 def is_control_flow(error: BaseException) -> bool:
     """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.
 
@@ -107,7 +101,7 @@ def dynamo_keeps_type(error: BaseException) -> bool:
     """Whether dynamo lets this exception of a backend through as it is; others it wraps."""
     from torch._dynamo.exc import ShortenTraceback
 
-    as_it_is = (ShortenTraceback, IndexError) if version_at_least(2, 13) else ShortenTraceback
+    as_it_is = (ShortenTraceback, IndexError) if torch.__version__ >= "2.13" else ShortenTraceback
     return isinstance(error, as_it_is)
 
 
@@ -160,36 +154,23 @@ def many_recompiles() -> contextlib.AbstractContextManager[None]:
     return patch
 
 
-@dataclass(frozen=True, slots=True)
-class GivenCall:
-    """A call node of a graph as dynamo gave it to a backend, which may since have changed it."""
-
-    name: str
-    target: object
-    stack_trace: str | None
-    text: str
-    """The same for equal targets."""
-
-    @classmethod
-    def of(cls, node: torch.fx.Node) -> GivenCall:
-        text = f"{node.op} {getattr(node.target, '__module__', '')} {node.target}"
-        return cls(node.name, node.target, node.stack_trace, text)
-
-
 @contextlib.contextmanager
 @private
-def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
-    """A list that receives the calls of each graph dynamo hands to a backend in this thread."""
+def graphs_given_to_backends() -> Iterator[list[list[torch.fx.Node]]]:
+    """A list that receives the calls of each graph dynamo hands to a backend in this thread, as
+    copies, since the backend may change them."""
     from torch._dynamo.output_graph import OutputGraph
 
-    graphs: list[list[GivenCall]] = []
+    graphs: list[list[torch.fx.Node]] = []
     original = OutputGraph.call_user_compiler
     thread = threading.get_ident()
 
     def call_user_compiler(self: Any, gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         if threading.get_ident() != thread:
             return original(self, gm, example_inputs)
-        graphs.append(calls_that_count(gm))
+        copied = torch.fx.Graph()
+        copied.graph_copy(gm.graph, {})
+        graphs.append(calls_that_count(copied))
         try:
             return original(self, gm, example_inputs)
         except Exception as error:
@@ -197,17 +178,19 @@ def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
                 graphs.pop()  # dynamo restarts, or runs eager: before 2.13 also with fullgraph=True
             raise
 
-    OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(OutputGraph, "call_user_compiler", call_user_compiler):
         yield graphs
-    finally:
-        OutputGraph.call_user_compiler = original  # type: ignore[method-assign]
 
 
-def calls_that_count(gm: torch.fx.GraphModule) -> list[GivenCall]:
+def calls_that_count(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """A graph's calls but for grad mode settings: dynamo drops those under which nothing runs."""
-    calls = (node for node in gm.graph.nodes if node.op.startswith("call"))
-    return [GivenCall.of(node) for node in calls if node.target is not grad_mode_function()]
+    calls = (node for node in graph.nodes if node.op.startswith("call"))
+    return [node for node in calls if node.target is not grad_mode_function()]
+
+
+def text_of_call(node: torch.fx.Node) -> str:
+    """The same for calls of equal targets."""
+    return f"{node.op} {getattr(node.target, '__module__', '')} {node.target}"
 
 
 @private

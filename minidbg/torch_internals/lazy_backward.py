@@ -30,7 +30,7 @@ TAG = "minidbg"
 """Set on a backward's entry in inductor's cache: its key does not say what is donated."""
 
 
-@private_or(lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))), since=(2, 13))
+@private_or(lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))), since="2.13")
 def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
     """Let a backward of ``tensors``, from a run of ours, set nothing the program's first is to set.
 
@@ -41,7 +41,7 @@ def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
     found = []
     for node in filter(_of_aot_autograd, _nodes_behind(tensors)):
         impl = inspect.unwrap(node._forward_cls._backward_impl)
-        compiler = _variables_of(impl).get("backward_compiler")
+        compiler = inspect.getclosurevars(impl).nonlocals.get("backward_compiler")
         if not isinstance(compiler, _AutogradBackwardCompiler):
             return False
         if compiler.compiled_bw is None:
@@ -66,13 +66,8 @@ def _of_aot_autograd(node: Any) -> bool:
     return hasattr(getattr(node, "_forward_cls", None), "_aot_id")
 
 
-def _variables_of(function: Callable[..., Any]) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells}
-
-
 def _closing_over(function: Callable[..., Any], **values: Any) -> staticmethod[..., Any]:
-    variables = {**_variables_of(function), **values}
+    variables = {**inspect.getclosurevars(function).nonlocals, **values}
     cells = tuple(types.CellType(variables[name]) for name in function.__code__.co_freevars)
     code, module, name = function.__code__, function.__globals__, function.__name__
     return staticmethod(types.FunctionType(code, module, name, function.__defaults__, cells))

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def private_or(
-    otherwise: Callable[..., Any] | None, *, since: tuple[int, int] = (2, 11)
+    otherwise: Callable[..., Any] | None, *, since: str = "2.11"
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Mark a function that looks up private names of torch when it is called.
 
@@ -34,7 +34,7 @@ def private_or(
             refusal = TorchNameMissing(name, function.__name__, torch.__version__)
             if otherwise is None:
                 raise refusal
-            if version_at_least(*since):
+            if torch.__version__ >= since:  # it compares as versions do
                 warn_once(str(refusal))
             return otherwise
 
@@ -90,9 +90,3 @@ def missing_name(error: ImportError | AttributeError, function: Callable[..., An
     kind = type(error.obj)
     owner = getattr(error.obj, "__name__", "") or f"{kind.__module__}.{kind.__qualname__}"
     return f"{owner}.{error.name}" if owner.startswith("torch") else None
-
-
-def version_at_least(*parts: int) -> bool:
-    """Whether torch is version ``parts`` or later; nightlies count as the release they lead to."""
-    here = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    return here is None or tuple(map(int, here.groups())) >= parts

@@ -100,21 +100,6 @@ def autograd_has_threads() -> bool:
     return False
 
 
-PROGRAM_THREADS: list[int] = []
-
-
-def remember_usual_threads() -> None:
-    """In a server, before it has one thread: the number that torch has where nobody has set one."""
-    if not PROGRAM_THREADS:
-        PROGRAM_THREADS.append(torch.get_num_threads())
-
-
-def use_usual_threads() -> None:
-    """In a child of a server that has never had more than one thread: it may start as many as a
-    script of a person's would."""
-    torch.set_num_threads(PROGRAM_THREADS[0])
-
-
 def warm_up_compiling(depth: str) -> None:
     """Compile a little here, by aot_eager (``aot``) or inductor, to its end or to ``lowering``:
     forks of this process have each import and lazy table that they need so far.
@@ -164,9 +149,7 @@ def without_graph_caches() -> Iterator[None]:
     caches = {"torch._inductor.config": "fx_graph_cache", "torch._functorch.config": "enable_autograd_cache"}
     with contextlib.ExitStack() as stack:
         for name, option in caches.items():
-            module = importlib.import_module(name)
-            if hasattr(module, option):
-                stack.enter_context(module.patch({option: False}))
+            stack.enter_context(importlib.import_module(name).patch({option: False}))
         yield
 
 
@@ -200,7 +183,6 @@ def one_thread_after_fork() -> None:
         from torch._dynamo.convert_frame import compile_lock
 
         compile_lock._at_fork_reinit()  # type: ignore[attr-defined]
-    config = sys.modules.get("torch._inductor.config")
-    if config is None:
-        from torch._inductor import config
-    config.compile_threads = 1  # type: ignore[union-attr]  # options are attributes
+    from torch._inductor import config
+
+    config.compile_threads = 1

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -258,19 +259,11 @@ def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
 
     ``TORCH_FORCE_WEIGHTS_ONLY_LOAD`` of ``torch.load`` is private. Raises what torch's reader does.
     """
-    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(variable)
-    os.environ[variable] = "1"
-    try:
+    with mock.patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
         return torch.export.load(path)
-    finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
 
 
-@private_or(lambda name: None, since=(2, 13))
+@private_or(lambda name: None, since="2.13")
 def ranks_of_group(name: str) -> list[int] | None:
     """The ranks of the process group called ``name``; None for the group of all ranks, and where no
     group has that name."""
@@ -280,13 +273,3 @@ def ranks_of_group(name: str) -> list[int] | None:
         return None
     ranks = torch.distributed.get_process_group_ranks(group)
     return None if group == torch.distributed.group.WORLD else ranks
-
-
-class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that a compiled function may run in: dynamo compiles in it as without it."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True

@@ -25,10 +25,7 @@ def preserving_thread_state() -> Iterator[None]:
 
 
 def thread_state() -> Callable[[], None]:
-    undo = []
-    for save in SAVERS:
-        with contextlib.suppress(AttributeError, ImportError):  # a torch without such a state
-            undo.append(save())
+    undo = [save() for save in SAVERS]
 
     def put_back() -> None:
         for one in undo:
@@ -111,12 +108,9 @@ def autocast() -> Callable[[], None]:
 
     def undo() -> None:
         for name, enabled, dtype in before:
-            now = (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
-            if now != (enabled, dtype):
-                torch.set_autocast_enabled(name, enabled)
-                torch.set_autocast_dtype(name, dtype)
-        if torch.is_autocast_cache_enabled() != cached:
-            torch.set_autocast_cache_enabled(cached)
+            torch.set_autocast_enabled(name, enabled)
+            torch.set_autocast_dtype(name, dtype)
+        torch.set_autocast_cache_enabled(cached)
         while nesting() > depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
@@ -144,8 +138,7 @@ def settings() -> Callable[[], None]:
 
     def undo() -> None:
         torch._C._set_grad_enabled(grad)
-        if torch.get_default_dtype() != dtype:
-            torch.set_default_dtype(dtype)
+        torch.set_default_dtype(dtype)
 
     return undo
 

@@ -165,6 +165,8 @@ def supervise(
 
 WARMED: set[str] = set()
 """What this server has imported or compiled."""
+THREADS_OF_A_SCRIPT: list[int] = []
+"""As many as torch starts where nobody has set a number: so may a script, here where it has one."""
 READY_S = [0.0, 0.0]
 """Seconds that it has taken for imports and for the warm-up."""
 
@@ -197,9 +199,12 @@ def get_ready(question: Question, owner: int) -> None:
 
 
 def warm_up(imports: Sequence[str], warm: str) -> None:
-    from minidbg import torch_internals  # late: a server for scripts may be where no torch is
+    import torch  # late: a server for scripts may be where no torch is
 
-    torch_internals.remember_usual_threads()
+    from minidbg import torch_internals
+
+    if not THREADS_OF_A_SCRIPT:
+        THREADS_OF_A_SCRIPT.append(torch.get_num_threads())
     for name in imports:
         if name not in WARMED and name not in sys.modules:
             WARMED.add(name)
@@ -257,7 +262,7 @@ def run(argument: Mapping[str, Any], note: object) -> NoReturn:
 
         torch_internals.one_thread_after_fork()
         if not argument["one_thread"]:
-            torch_internals.use_usual_threads()
+            sys.modules["torch"].set_num_threads(THREADS_OF_A_SCRIPT[0])
     status = run_script(argument, after=next(reversed(sys.modules)))
     with contextlib.suppress(BaseException):  # anything may be there, and we end in any case
         sys.stdout.flush()

@@ -168,12 +168,10 @@ def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
 def suspects(failure: Failure) -> Suspects:
     """The nodes that the frames of the failure name, or the first with a wrong value: a hint, empty
     where that is not known."""
-    nodes = failure.graph_module.graph.nodes
     if isinstance(failure.error, AccuracyError):
         return (failure.error.suspect_nodes,) if failure.error.suspect_nodes else ()
     with fence("no_suspects"):  # foreign objects in foreign frames
-        calls = [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
-        return suspects_of(failure.error, calls)
+        return suspects_of(failure.error, filter(is_call, failure.graph_module.graph.nodes))
     return ()
 
 

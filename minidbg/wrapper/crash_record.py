@@ -156,8 +156,14 @@ def remove(number: int) -> None:
             crash_records.remove_record(path)
 
 
-class Collectives(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
+class Collectives(torch_internals.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A run in which other ranks take part: the record says when this one waits for them."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # dynamo compiles in it as without it
 
     def __init__(self, record: CrashRecord) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

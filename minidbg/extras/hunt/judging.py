@@ -34,7 +34,6 @@ from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
 from minidbg.repro.cases import ChosenBackend, backend_named, case_of, need_grad
-from minidbg.torch_internals.dynamo import CONTROL_FLOW
 
 DTYPES = (
     "float32", "int64", "bfloat16", "float16", "bool", "complex64", "int32", "float64", "uint8",
@@ -45,6 +44,11 @@ DTYPES = (
 FIXED_POINT = ("nn.functional.interpolate", "nn.functional.upsample")
 UNINITIALISED = ("empty", "new_empty", "resize_")
 
+CONTROL_FLOW = (
+    "TensorifyScalarRestartAnalysis", "SkipFrame", "DataDependentOutputException",
+    "DynamicOutputShapeException", "UnsupportedFakeTensorException", "UnsupportedOperatorException",
+)  # fmt: skip
+"""Types that dynamo takes as messages."""
 SAYS_UNSUPPORTED = re.compile(
     r"(?i)not (yet |currently )?(supported|implemented)|unsupported|(do|does|did)(n't| not) support"
     r"|no (lowering|converter|conversion rule|decomposition)\b|missing operator|"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import torch_internals
 from minidbg.core.outcome import Kind, Outcome, Signature
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
@@ -42,8 +41,8 @@ def chain(calls: int = 40) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def calls_of(graph_module: fx.GraphModule) -> list[torch_internals.GivenCall]:
-    return [torch_internals.GivenCall.of(n) for n in graph_module.graph.nodes if n.op == "call_function"]
+def calls_of(graph_module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph_module.graph.nodes if node.op == "call_function"]
 
 
 def named(raises: Callable[[fx.GraphModule], object]) -> Suspects:
