@@ -78,7 +78,7 @@ def written_sources(gm: fx.GraphModule, sources: list[fx.Node]) -> frozenset[int
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
-        for argument in written_arguments(gm, node):
+        for argument in written_arguments(node):
             written |= memory.of(argument)
         memory.add(node)
     return frozenset(written)
@@ -162,13 +162,11 @@ def _overlap(user: fx.Node, values: list[fx.Node]) -> bool:
     return len(held) != len(set(held))
 
 
-def written_arguments(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
+def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes among ``node``'s arguments whose values it may write to."""
     if node.kwargs.get("out") is not None:
         yield from nodes_in(node.kwargs["out"])
-    if node.op == "call_module":
-        yield from _written_by_module(lookup(gm, str(node.target)), node)
-    elif nested := list(nested_graphs(node)):
+    if nested := list(nested_graphs(node)):
         # operands of a higher-order operator reach its graphs in ways of its own: all or none
         if any(map(mutated_placeholders, nested)):
             yield from node.all_input_nodes
@@ -180,9 +178,9 @@ def written_arguments(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """Whether names and schemas tell what ``node`` writes."""
-    if node.op == "call_method":
-        return True
+    """Whether names and schemas tell what ``node`` writes: not of a module, which no compiler makes."""
+    if node.op != "call_function":
+        return node.op == "call_method"
     path = torch_internals.operator_path(node.target)
     if path is not None:
         return not path.startswith("torch.ops.higher_order.")
@@ -252,19 +250,6 @@ def _given(schema: Any, node: fx.Node, wanted: Callable[[Any], bool]) -> Iterato
             yield argument, node.kwargs[argument.name]
         elif not argument.kwarg_only and position < len(node.args):
             yield argument, node.args[position]
-
-
-def _written_by_module(module: Any, node: fx.Node) -> Iterator[fx.Node]:
-    if isinstance(module, fx.GraphModule):
-        written = mutated_placeholders(module)
-        named = bool(node.kwargs)
-        for position, argument in enumerate(node.args):
-            if named or position in written:
-                yield from nodes_in(argument)
-        if written:
-            yield from nodes_in(tuple(node.kwargs.values()))
-    else:
-        yield from node.all_input_nodes
 
 
 def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:

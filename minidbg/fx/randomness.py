@@ -142,7 +142,10 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
         torch_internals.preserving_thread_state(),
         torch.no_grad(),
     ):
-        recorder.record(clone_values(inputs))
+        try:
+            recorder.run(*clone_values(inputs))
+        finally:
+            leave_blocks(recorder.env)
     made, drawn = copy_graph_module(gm), list[Drawn]()
     nodes = {node.name: node for node in made.graph.nodes}
     first_call = next(node for node in made.graph.nodes if node.op != "placeholder")
@@ -160,7 +163,7 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
         edit(made, nodes[name], new_input)
     for node in reversed(made.graph.nodes):  # what only a draw had used
         is_unused = node in needed and not node.users
-        if is_unused and is_call(node) and not any(written_arguments(made, node)):
+        if is_unused and is_call(node) and not any(written_arguments(node)):
             made.graph.erase_node(node)
     made.graph.lint()
     made.recompile()
@@ -219,12 +222,6 @@ class _Recorder(fx.Interpreter):
         self.switched_off: list[str] = []
         self.cut: list[str] = []
         self._attributes: dict[str, Any] = {}
-
-    def record(self, inputs: Sequence[Any]) -> None:
-        try:
-            self.run(*inputs)
-        finally:
-            leave_blocks(self.env)
 
     def fetch_attr(self, target: str) -> Any:
         """A copy of each attribute: the graph may write to it, and this run must not show."""
@@ -338,35 +335,27 @@ class _Recorder(fx.Interpreter):
 
 
 def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **named: Any) -> Drawn:
-    named |= dict(zip(("value", "attn_mask", "dropout_p"), others, strict=False))
-    probability = named["dropout_p"]
-    dtype = torch.promote_types(result.dtype, torch.float32)  # that of the weights
-    ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=dtype, device=result.device)
-    mask = torch.nn.functional.dropout(ones, probability)
-    attn_mask = named.get("attn_mask")
-    return Drawn(mask, *attention_that_shows_its_mask(mask, result.dtype, attn_mask, probability))
-
-
-def attention_that_shows_its_mask(
-    mask: Tensor, dtype: torch.dtype, attn_mask: Tensor | None, probability: float
-) -> tuple[DrawingCall, None, Callable[[Tensor], Tensor]]:
-    """An attention call whose result tells which weights it drops, and its reading, for ``Drawn``.
+    """What an attention's dropout multiplies its weights by, with a call that shows its own.
 
     An accelerator's fused kernel draws for itself, by the place of each weight. Zeros as queries
     and keys make all weights equal, and the identity as values hands out each by itself.
     """
-    keys = mask.shape[-1]
+    named |= dict(zip(("value", "attn_mask", "dropout_p"), others, strict=False))
+    probability, keys = named["dropout_p"], key.shape[-2]
+    weights = torch.promote_types(result.dtype, torch.float32)
+    ones = torch.ones((*result.shape[:-1], keys), dtype=weights, device=result.device)
+    mask = torch.nn.functional.dropout(ones, probability)
     width = -(-keys // ALIGNED) * ALIGNED
-    query = torch.zeros((*mask.shape[:-1], width), dtype=dtype, device=mask.device)
-    key = torch.zeros((*mask.shape[:-2], keys, width), dtype=dtype, device=mask.device)
-    value = key + torch.eye(keys, width, dtype=dtype, device=mask.device)
-    if attn_mask is not None:  # which kernel is taken hangs on it
+    query = torch.zeros((*mask.shape[:-1], width), dtype=result.dtype, device=mask.device)
+    key = torch.zeros((*mask.shape[:-2], keys, width), dtype=result.dtype, device=mask.device)
+    value = key + torch.eye(keys, width, dtype=result.dtype, device=mask.device)
+    if (attn_mask := named.get("attn_mask")) is not None:  # which kernel is taken hangs on it
         blank = torch.ones_like if attn_mask.dtype is torch.bool else torch.zeros_like
         attn_mask = blank(attn_mask)
-    arguments = (query, key, value, attn_mask, probability)
     attention = torch.nn.functional.scaled_dot_product_attention
+    arguments = (query, key, value, attn_mask, probability)
     call = DrawingCall("call_function", attention, arguments, {})
-    return call, None, lambda shown: (shown[..., :keys] != 0).to(mask.dtype) / (1 - probability)
+    return Drawn(mask, call, None, lambda shown: (shown[..., :keys] != 0).to(weights) / (1 - probability))
 
 
 # ---- edits that take a draw out of a graph; each keeps the nodes' names, and what autograd sees

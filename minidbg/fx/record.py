@@ -13,8 +13,6 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -57,18 +55,6 @@ class EagerFailure(Exception):
         super().__init__(f"{node.format_node()} failed in eager: {why}")
 
 
-@dataclass(slots=True)
-class ValueFacts:
-    """What one whole run showed of each node's value, and of the writes to it."""
-
-    facts: dict[fx.Node, Fact] = field(default_factory=dict)
-    storages: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
-    """Serial numbers of the storages behind a value; kept only for graphs that may write."""
-    writes: dict[int, list[int]] = field(default_factory=dict)
-    """Storage serial to the positions that write to it."""
-    failure: EagerFailure | None = None
-
-
 class StorageSerials:
     """Numbers for storages that stay different when a storage dies and its address is reused."""
 
@@ -76,7 +62,7 @@ class StorageSerials:
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._next = 0
 
-    def serials(self, value: Any) -> frozenset[int]:
+    def of(self, value: Any) -> frozenset[int]:
         return frozenset(self._serial(tensor) for tensor in tensors_in(value))
 
     def _serial(self, tensor: Tensor) -> int:
@@ -154,7 +140,7 @@ class Recording:
         self.writing: dict[fx.Node, list[fx.Node]] = {
             node: into
             for node in self.nodes
-            if is_call(node) and (into := [*dict.fromkeys(written_arguments(graph_module, node))])
+            if is_call(node) and (into := [*dict.fromkeys(written_arguments(node))])
         }
         """Nodes that may write to values that they did not make, with the nodes of those values."""
         self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
@@ -174,33 +160,44 @@ class Recording:
         self._cloned = written_names(graph_module, self.inputs) if self.writing else frozenset()
         """Names of placeholders and attributes that the graph may write to."""
         self._in_use: dict[NodeAt, weakref.ref[Tensor]] = {}
+        self.facts: dict[fx.Node, Fact] = {}
+        """What the value of each node is; nodes after an eager failure are missing."""
+        self.storages: dict[fx.Node, frozenset[int]] = {}
+        """Serial numbers of the storages behind each value; empty when nothing is ever written."""
+        self._writes: dict[int, list[int]] = {}
+        """Storage serial to the positions that write to it."""
+        self.failure: EagerFailure | None = None
+        self._run_whole()
 
     # --- what is known about the nodes ---
 
-    @property
-    def facts(self) -> dict[fx.Node, Fact]:
-        """What the value of each node is; nodes after an eager failure are missing."""
-        return self._value_facts.facts
+    def _run_whole(self) -> None:
+        serials = StorageSerials()
 
-    @property
-    def failure(self) -> EagerFailure | None:
-        return self._value_facts.failure
+        def look(position: int, env: Env) -> None:
+            if position == 0:
+                return
+            node = self.nodes[position - 1]
+            self.facts[node] = fact_of(env[node])
+            if self.writing:
+                self.storages[node] = serials.of(env[node])
 
-    @property
-    def storages(self) -> dict[fx.Node, frozenset[int]]:
-        """Serial numbers of the storages behind each value; empty when nothing is ever written."""
-        return self._value_facts.storages
+        def wrote(position: int, tensors: Iterable[Tensor]) -> None:
+            for serial in serials.of(list(tensors)):
+                self._writes.setdefault(serial, []).append(position)
+
+        try:
+            self.run(len(self.nodes) - 1, look, {}, wrote)
+        except EagerFailure as failure:
+            self.failure = failure
 
     def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
         """The nodes before position ``before`` that write to the value of ``node``."""
-        gathered = self._value_facts
-        if not gathered.writes:
-            return []
         first = self.index[node]
         positions = {
             position
-            for storage in gathered.storages.get(node, frozenset())
-            for position in gathered.writes.get(storage, ())
+            for storage in self.storages.get(node, frozenset())
+            for position in self._writes.get(storage, ())
             if first < position < before
         }
         return [self.nodes[position] for position in sorted(positions)]
@@ -258,30 +255,6 @@ class Recording:
         self._in_use |= {moment: weakref.ref(value) for moment, value in tensors}
         return found
 
-    @cached_property
-    def _value_facts(self) -> ValueFacts:
-        gathered = ValueFacts()
-        storages = StorageSerials()
-
-        def look(position: int, env: dict[fx.Node, Any]) -> None:
-            if position == 0:
-                return
-            node = self.nodes[position - 1]
-            value = env[node]
-            gathered.facts[node] = fact_of(value)
-            if self.writing:
-                gathered.storages[node] = storages.serials(value)
-
-        def wrote(position: int, tensors: Iterable[Tensor]) -> None:
-            for serial in storages.serials(list(tensors)):
-                gathered.writes.setdefault(serial, []).append(position)
-
-        try:
-            self.run(len(self.nodes) - 1, look, {}, wrote)
-        except EagerFailure as failure:
-            gathered.failure = failure
-        return gathered
-
     # --- running ---
 
     def run(self, stop: int, visit: Visit, held: Held, wrote: Wrote | None = None) -> None:
@@ -292,7 +265,6 @@ class Recording:
         """
         env: Env = {}
         with self._surroundings(env):
-            modules: dict[str, torch.nn.Module] = {}
             inputs = iter(self._fresh_inputs())
             for position, node in enumerate(self.nodes[:stop]):
                 visit(position, env)
@@ -301,14 +273,14 @@ class Recording:
                     self._protect(node, env, held)
                 before = versions(node, self.writing[node], env) if wrote and writes else []
                 is_input = node.op == "placeholder"
-                env[node] = next(inputs) if is_input else self._execute(node, env, modules)
+                env[node] = next(inputs) if is_input else self._execute(node, env)
                 if wrote and writes:
                     wrote(position, written_tensors(node, before))
                 for dead in self._dying.get(position, ()):
                     env.pop(dead, None)
             visit(stop, env)
 
-    def _execute(self, node: fx.Node, env: Env, modules: dict[str, torch.nn.Module]) -> Any:
+    def _execute(self, node: fx.Node, env: Env) -> Any:
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self.graph_module)
             is_own = node.name in self._cloned and isinstance(value, Tensor)
@@ -320,10 +292,9 @@ class Recording:
                 return node.target(*args, **kwargs)  # type: ignore[operator]
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            name = str(node.target)
-            if name not in modules:  # a copy for this run: a call may change its buffers
-                modules[name] = copy.deepcopy(self.graph_module.get_submodule(name))
-            return modules[name](*args, **kwargs)
+            # a copy, since a call may change its buffers
+            called = copy.deepcopy(self.graph_module.get_submodule(str(node.target)))
+            return called(*args, **kwargs)
         except Exception as error:  # the graph is foreign code: its failure is an answer
             raise EagerFailure(node, error) from error
 

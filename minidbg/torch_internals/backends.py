@@ -39,10 +39,7 @@ def configured_backend(
     when given. Raises RuntimeError for an option or mode that inductor does not know.
     """
     if backend == "inductor":
-        # dynamic only ever selected among modes in versions before those supported
-        wrapper: Any = torch._TorchCompileInductorWrapper
-        compiler: Callable[..., Any] = wrapper(mode, dict(options or {}), None)
-        return compiler
+        return as_torch_compile_has_it(backend, mode, dict(options or {}))  # type: ignore[no-any-return]
     from torch._dynamo.backends.registry import lookup_backend
 
     keywords: dict[str, Any] = {}
@@ -93,10 +90,13 @@ def is_backend_of_a_program(backend: object) -> bool:
 
 
 @private
-def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
+def as_torch_compile_has_it(
+    backend: Any, mode: str | None = None, options: Any = None, dynamic: bool | None = None
+) -> Any:
     """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages."""
-    wrapper: Any = torch._TorchCompileWrapper
-    return wrapper(backend, None, None, None)
+    if backend == "inductor":
+        return torch._TorchCompileInductorWrapper(mode, options, dynamic)
+    return torch._TorchCompileWrapper(backend, mode, options, dynamic)
 
 
 @private

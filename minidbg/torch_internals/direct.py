@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from minidbg.core.run_spec import Level, RunSpec
+from minidbg.torch_internals.backends import as_torch_compile_has_it
 from minidbg.torch_internals.private_names import private
 from minidbg.torch_internals.tensors import all_nodes
 
@@ -19,19 +20,15 @@ def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], 
 
     if spec.level is Level.ATEN:
         return compile_as_aot_autograd_does(compiler, graph_module, inputs, spec)
-    given = (spec.backend.mode, dict(spec.backend.options) or None, spec.dynamic)
-    wrapped: Any  # what torch.compile makes of its arguments
-    if compiler == "inductor":
-        wrapped = torch._TorchCompileInductorWrapper(*given)
-    else:
-        wrapped = torch._TorchCompileWrapper(compiler, *given)
+    options = dict(spec.backend.options) or None
+    wrapped = as_torch_compile_has_it(compiler, spec.backend.mode, options, spec.dynamic)
     context: Any = contextlib.nullcontext()
     example_inputs = list(inputs)
     if any(spec.dynamic_dims) or has_loops(graph_module):
         numbers = any(spec.dynamic_dims)
         fake_mode, example_inputs = with_symbolic_sizes(graph_module, inputs, spec, numbers=numbers)
         context = tracing(TracingContext(fake_mode))
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, example_inputs, strict=True):
         node.meta.setdefault("example_value", value)
     with context:

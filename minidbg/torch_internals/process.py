@@ -121,7 +121,8 @@ def warm_up_compiling(depth: str) -> None:
     for gradients in (*([True] if with_autograd else []), False):
         with (
             contextlib.suppress(Exception),  # a broken backend: the children will meet it
-            without_graph_caches(),
+            importlib.import_module("torch._inductor.config").patch(fx_graph_cache=False),
+            importlib.import_module("torch._functorch.config").patch(enable_autograd_cache=False),
             inductor_stopped_after(InductorStop.LOWERING if depth == "lowering" else None),
             torch.set_grad_enabled(gradients),
         ):
@@ -140,17 +141,6 @@ def import_for_compiling(*, inductor: bool) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     leave_out_measurements()
-
-
-@contextlib.contextmanager
-@private
-def without_graph_caches() -> Iterator[None]:
-    """A block whose compiles look for no graph of an earlier process, where torch caches them."""
-    caches = {"torch._inductor.config": "fx_graph_cache", "torch._functorch.config": "enable_autograd_cache"}
-    with contextlib.ExitStack() as stack:
-        for name, option in caches.items():
-            stack.enter_context(importlib.import_module(name).patch({option: False}))
-        yield
 
 
 @private

@@ -272,7 +272,7 @@ def with_taps(graph: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]
     """
     tapped = copy_graph_module(graph)
     calls = [node for node in tapped.graph.nodes if is_call(node)]
-    arguments = {argument for node in calls for argument in written_arguments(tapped, node)}
+    arguments = {argument for node in calls for argument in written_arguments(node)}
     touched = {key for argument in arguments for key in (argument, *storages_of(argument))}
     nodes = [
         node
