@@ -21,6 +21,7 @@ from minidbg.codegen.names import is_plain_identifier, reference_to
 from minidbg.codegen.triton_kernels import Definitions
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.ranks import shared_text
+from minidbg.torch_internals.operators import GET_DATA
 
 LINE = 88
 """Characters in a line of numbers, its margin included."""
@@ -87,9 +88,6 @@ UNARY: Mapping[Callable[..., Any], str] = {
     **{function: sign for function, sign in SIGNS.items() if len(sign) == 1},
 }
 """Functions written before their argument."""
-
-GET_DATA = torch_internals.get_data_function()
-"""What dynamo calls for ``x.data``, the only form that it takes back."""
 
 
 class Expressions:

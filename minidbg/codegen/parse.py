@@ -18,11 +18,12 @@ import torch
 from torch import fx, nn
 
 from minidbg import torch_internals
-from minidbg.codegen.expressions import BINARY, GET_DATA, UNARY
+from minidbg.codegen.expressions import BINARY, UNARY
 from minidbg.codegen.module_text import write_module
 from minidbg.codegen.names import Names
 from minidbg.codegen.origins import stack_trace
 from minidbg.fx.effects import FORMS
+from minidbg.torch_internals.operators import GET_DATA
 
 Operation = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 """The kind of a node, its target, arguments and keywords."""

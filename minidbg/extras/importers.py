@@ -40,6 +40,7 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
 from minidbg.repro.cases import ChosenBackend, backend_named, case_of, need_grad
 from minidbg.torch_internals.devices import devices_of
+from minidbg.torch_internals.tensors import tree_unflatten
 
 SECONDS = 120.0
 """Time limit of each run of the whole program."""
@@ -134,7 +135,7 @@ def example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str,
     metas = {node.name: node.meta["val"] for node in nodes if node.name in names}
     values = materialise(write_inputs(list(metas.values()), list(metas)))
     in_spec = program.call_spec.in_spec
-    args, kwargs = (values, {}) if in_spec is None else torch_internals.unflattened(values, in_spec)
+    args, kwargs = (values, {}) if in_spec is None else tree_unflatten(values, in_spec)
     return tuple(args), dict(kwargs), [RANDOM]
 
 

@@ -26,8 +26,8 @@ class ContextForm:
 
 
 FORMS = (
-    ContextForm(*torch_internals.autocast_functions(), torch.autocast),
-    ContextForm(*torch_internals.inference_mode_functions(), torch.inference_mode),
+    ContextForm(*torch_internals.AUTOCAST_FUNCTIONS, torch.autocast),
+    ContextForm(*torch_internals.INFERENCE_MODE_FUNCTIONS, torch.inference_mode),
 )
 """The known kinds of blocks."""
 FORM_OF_ENTER: Mapping[Any, ContextForm] = {form.enter: form for form in FORMS}
@@ -54,9 +54,6 @@ def paired(graph: fx.Graph) -> dict[fx.Node, ContextForm]:
     return pairs
 
 
-CALLS = frozenset({"call_function", "call_method", "call_module"})
-"""The kinds of node that do something; the others bring values in and out."""
-
 STATISTICS = frozenset(
     {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 )
@@ -73,17 +70,16 @@ class Mode(enum.Enum):
     """Sets grad mode until the next one does."""
 
 
-SET_GRAD = torch_internals.grad_mode_function()
 MODES = {
-    SET_GRAD: Mode.GRAD,
+    torch_internals.SET_GRAD: Mode.GRAD,
     **dict.fromkeys(FORM_OF_ENTER, Mode.ENTER),
     **dict.fromkeys(FORM_OF_EXIT, Mode.EXIT),
 }
 
 
 def is_call(node: fx.Node) -> bool:
-    """Whether ``node`` is a call: what a reduction removes."""
-    return node.op in CALLS
+    """Whether ``node`` is a call: what a reduction removes; others bring values in and out."""
+    return node.op.startswith("call")
 
 
 def mode_of(node: fx.Node) -> Mode:
@@ -93,7 +89,7 @@ def mode_of(node: fx.Node) -> Mode:
 def op_name(node: fx.Node) -> str:
     """Last part of the op's name: ``cumsum`` of torch.cumsum, the method, aten.cumsum.default."""
     target: Any = node.target
-    if torch_internals.is_overload(target):
+    if isinstance(target, torch_internals.OpOverload):
         return str(target.overloadpacket.__name__)
     if isinstance(target, str):
         return target.rpartition(".")[2]

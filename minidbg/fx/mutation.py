@@ -102,9 +102,6 @@ class _Memory:
 
     def add(self, node: fx.Node) -> None:
         """Find out what a computed node holds, after its arguments."""
-        if isinstance(_known_value(node), _NUMBERS):
-            self._of[node] = frozenset()
-            return
         known = bool(storages_of(node))
         sources = _returned_arguments(node)
         if sources is None:  # nothing is known about the function: its value's storage has to tell
@@ -178,7 +175,7 @@ def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """Whether names and schemas tell what ``node`` writes: not of a module, which no compiler makes."""
+    """Whether names and schemas tell what ``node`` writes; of a module they do not."""
     if node.op != "call_function":
         return node.op == "call_method"
     path = torch_internals.operator_path(node.target)
@@ -276,9 +273,6 @@ def _known_value(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-_NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
-
-
 def _op_name(node: fx.Node) -> str:
     return "" if node.op == "call_module" else op_name(node)
 
@@ -291,14 +285,9 @@ def _schemas(node: fx.Node) -> tuple[Any, ...]:
     # an overload that writes to out= stands for no call without out=
     return tuple(
         schema
-        for schema in _known_schemas(path)
+        for schema in torch_internals.operator_schemas(path)
         if all(one.name in node.kwargs for one in schema.arguments if one.kwarg_only and _is_written(one))
     )
-
-
-@cache
-def _known_schemas(path: str) -> tuple[Any, ...]:
-    return torch_internals.operator_schemas(path) if path else ()
 
 
 def storages_of(node: fx.Node) -> frozenset[int]:

@@ -355,7 +355,8 @@ def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **n
     attention = torch.nn.functional.scaled_dot_product_attention
     arguments = (query, key, value, attn_mask, probability)
     call = DrawingCall("call_function", attention, arguments, {})
-    return Drawn(mask, call, None, lambda shown: (shown[..., :keys] != 0).to(weights) / (1 - probability))
+    share = 1 - probability
+    return Drawn(mask, call, None, lambda shown: (shown[..., :keys] != 0).to(weights) / share)
 
 
 # ---- edits that take a draw out of a graph; each keeps the nodes' names, and what autograd sees
@@ -387,9 +388,9 @@ def give_mask(
                 value = call(torch.where, (value, 0.0, -math.inf))
             given[index] = method("to", (method("to", (value, dtype)), inside))
         values = given[2]
-        enter, leave = torch_internals.autocast_functions()
+        enter, leave = torch_internals.AUTOCAST_FUNCTIONS
         block = call(enter, (mask.value.device.type, None, False, None)) if autocast else None
-        pair = call(torch_internals.attention_with_weights(), tuple(given), rest)
+        pair = call(torch_internals.ATTENTION_WITH_WEIGHTS, tuple(given), rest)
         weights = call(torch.mul, (call(operator.getitem, (pair, 1)), new_input(mask)))
         if "enable_gqa" in rest:
             heads, groups = (call(torch.Tensor.size, (one, -3)) for one in given[:2])

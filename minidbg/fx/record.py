@@ -152,11 +152,6 @@ class Recording:
             node: max((self.index[user] for user in node.users), default=self.index[node])
             for node in self.nodes
         }
-        self._dying: dict[int, list[fx.Node]] = {}
-        """The nodes that a position uses last."""
-        for node, position in self.last_use.items():
-            if position > self.index[node]:
-                self._dying.setdefault(position, []).append(node)
         self._cloned = written_names(graph_module, self.inputs) if self.writing else frozenset()
         """Names of placeholders and attributes that the graph may write to."""
         self._in_use: dict[NodeAt, weakref.ref[Tensor]] = {}
@@ -276,8 +271,9 @@ class Recording:
                 env[node] = next(inputs) if is_input else self._execute(node, env)
                 if wrote and writes:
                     wrote(position, written_tensors(node, before))
-                for dead in self._dying.get(position, ()):
-                    env.pop(dead, None)
+                for used in node.all_input_nodes:
+                    if self.last_use[used] == position:
+                        del env[used]
             visit(stop, env)
 
     def _execute(self, node: fx.Node, env: Env) -> Any:

@@ -68,14 +68,10 @@ class Runnable:
 
     def made(self, change: Change = unchanged) -> tuple[Any, tuple[Any, ...]]:
         """torch is as when a script begins: no mode, float32, the seed."""
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32)
-        try:
-            with without_modes():
-                torch.manual_seed(SEED)
-                return change(self.make_model()), change(self.make_inputs())
-        finally:
-            torch.set_default_dtype(before)
+        with preserving_thread_state(), without_modes():
+            torch.set_default_dtype(torch.float32)
+            torch.manual_seed(SEED)
+            return change(self.make_model()), change(self.make_inputs())
 
     def eager(self, change: Change = unchanged, seed: int = SEED) -> dict[str, Any]:
         model, inputs = self.made(change_of_eager(self.spec.golden, change))

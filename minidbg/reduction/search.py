@@ -381,6 +381,6 @@ def _target(node: fx.Node) -> str:
         if isinstance(value, fx.GraphModule):
             return "".join(_lines(value))
         return f"{node.target} {id(value)}"
-    if isinstance(node.target, str) or torch_internals.is_overload(node.target):
+    if isinstance(node.target, str | torch_internals.OpOverload):
         return str(node.target)
     return f"{getattr(node.target, '__name__', '')} {id(node.target)}"

@@ -39,7 +39,8 @@ def configured_backend(
     when given. Raises RuntimeError for an option or mode that inductor does not know.
     """
     if backend == "inductor":
-        return as_torch_compile_has_it(backend, mode, dict(options or {}))  # type: ignore[no-any-return]
+        made: Callable[..., Any] = as_torch_compile_has_it(backend, mode, dict(options or {}))
+        return made
     from torch._dynamo.backends.registry import lookup_backend
 
     keywords: dict[str, Any] = {}

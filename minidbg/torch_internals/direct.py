@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch._guards import TracingContext, tracing
 
 from minidbg.core.run_spec import Level, RunSpec
 from minidbg.torch_internals.backends import as_torch_compile_has_it
@@ -16,8 +17,6 @@ from minidbg.torch_internals.tensors import all_nodes
 @private
 def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec) -> Any:
     """What ``compiler`` makes of the graph, given as dynamo gives it; it may write to the graph."""
-    from torch._guards import TracingContext, tracing
-
     if spec.level is Level.ATEN:
         return compile_as_aot_autograd_does(compiler, graph_module, inputs, spec)
     options = dict(spec.backend.options) or None
@@ -45,7 +44,6 @@ def compile_as_aot_autograd_does(
     compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec
 ) -> Any:
     """``compiler(gm, fake_inputs)``: nodes know fake values; the result may want boxed inputs."""
-    from torch._guards import TracingContext, tracing
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
     from torch.fx.passes.shape_prop import _extract_tensor_metadata
 

@@ -17,9 +17,9 @@ import torch
 
 from minidbg.core.run_spec import Level
 from minidbg.torch_internals.aot import in_backward
-from minidbg.torch_internals.operators import grad_mode_function
+from minidbg.torch_internals.operators import SET_GRAD
 from minidbg.torch_internals.private_names import nothing_around, private, private_or
-from minidbg.torch_internals.tensors import is_fake
+from minidbg.torch_internals.tensors import is_fake, lazy_graph_module
 
 
 @contextlib.contextmanager
@@ -123,14 +123,12 @@ def without_lazy_recompile(compiled_fn: Any) -> Any:
     Dynamo does the same to what a backend returns (torch's name for it is
     ``_LazyGraphModule.force_recompile``), and cannot once it is wrapped.
     """
-    from torch.fx._lazy_graph_module import _LazyGraphModule
-
-    if isinstance(compiled_fn, _LazyGraphModule):
-        _LazyGraphModule.force_recompile(compiled_fn)
+    if isinstance(compiled_fn, lazy_graph_module):
+        lazy_graph_module.force_recompile(compiled_fn)
         return compiled_fn
     module = getattr(compiled_fn, "__self__", None)
-    if isinstance(module, _LazyGraphModule) and compiled_fn.__name__ == "_lazy_forward":
-        _LazyGraphModule.force_recompile(module)
+    if isinstance(module, lazy_graph_module) and compiled_fn.__name__ == "_lazy_forward":
+        lazy_graph_module.force_recompile(module)
         return module.forward
     return compiled_fn
 
@@ -185,7 +183,7 @@ def graphs_given_to_backends() -> Iterator[list[list[torch.fx.Node]]]:
 def calls_that_count(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """A graph's calls but for grad mode settings: dynamo drops those under which nothing runs."""
     calls = (node for node in graph.nodes if node.op.startswith("call"))
-    return [node for node in calls if node.target is not grad_mode_function()]
+    return [node for node in calls if node.target is not SET_GRAD]
 
 
 def text_of_call(node: torch.fx.Node) -> str:
@@ -265,22 +263,20 @@ def _dry_run(env: Any) -> Exception | None:
             foreign.append(_root_name(source))  # a name of the backend's own
         return _source_name(source)
 
-    was_disabled, env.log.disabled = env.log.disabled, True  # dynamo will say it itself
     try:
-        env.produce_guards_verbose(
-            [fake.fake for fake in tracked],
-            [fake.source for fake in tracked],
-            source_ref=name,
-            input_contexts=[fake.symbolic_context for fake in tracked],
-            langs=("python",),
-        )
+        with mock.patch.object(env.log, "disabled", True):  # dynamo will say it itself
+            env.produce_guards_verbose(
+                [fake.fake for fake in tracked],
+                [fake.source for fake in tracked],
+                source_ref=name,
+                input_contexts=[fake.symbolic_context for fake in tracked],
+                langs=("python",),
+            )
     except Exception as error:  # noqa: BLE001 - whatever it is, dynamo will meet it
         raised_inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
         # what a program asks of its sizes is no backend's; another torch's may take other arguments
         is_programs = type(error).__name__ == "ConstraintViolationError"
         return error if raised_inside and not is_programs else None
-    finally:
-        env.log.disabled = was_disabled
     if foreign:
         return AssertionError(
             f"Guard failed on the same frame it was created: name {foreign[0]!r} is not defined"

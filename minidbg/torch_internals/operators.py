@@ -6,60 +6,35 @@ Dynamo keeps a launch's kernel and constants in a table of the process; the node
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator, OpOverloadPacket
+from torch._ops import OpOverload as OpOverload
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 
 from minidbg.core.errors import CannotWrite
 from minidbg.torch_internals.private_names import private, private_or
 from minidbg.torch_internals.tensors import all_nodes
 
-
-@private
-def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-
-    return _enter_autocast, _exit_autocast
-
-
-@private
-def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
-
-    return _enter_inference_mode, _exit_inference_mode
-
-
-@private
-def grad_mode_function() -> Callable[..., Any]:
-    function: Callable[..., Any] = torch._C._set_grad_enabled
-    return function
-
-
-@private
-def attention_with_weights() -> Callable[..., Any]:
-    """Attention that returns result and weights; the arguments are those of the public one."""
-    function: Callable[..., Any] = torch.ops.aten._scaled_dot_product_attention_math.default
-    return function
-
-
-def get_data_function() -> Callable[..., Any] | None:
-    """The call that dynamo puts into a graph for ``x.data``; None where it is a plain getattr."""
-    function: Callable[..., Any] | None = getattr(torch._C._autograd, "_get_data_attr", None)
-    return function
-
-
-def is_overload(value: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
-    return isinstance(value, torch._ops.OpOverload)
+AUTOCAST_FUNCTIONS = (_enter_autocast, _exit_autocast)
+INFERENCE_MODE_FUNCTIONS = (_enter_inference_mode, _exit_inference_mode)
+"""What dynamo writes for the beginning and the end of such a block."""
+SET_GRAD = torch._C._set_grad_enabled
+GET_DATA = getattr(torch._C._autograd, "_get_data_attr", None)
+"""What dynamo calls for ``x.data``, the only form it takes back; None where that is a getattr."""
+ATTENTION_WITH_WEIGHTS = torch.ops.aten._scaled_dot_product_attention_math.default
+"""Attention that returns result and weights; the arguments are those of the public one."""
 
 
 @private
 def operator_path(value: Any) -> str | None:
     """``torch.ops.aten.add.Tensor`` for a torch operator of any kind, None for other values."""
-    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-
     if isinstance(value, HigherOrderOperator):
         return f"torch.ops.higher_order.{value.__name__}"
     if not isinstance(value, OpOverload | OpOverloadPacket):
@@ -69,11 +44,10 @@ def operator_path(value: Any) -> str | None:
     return f"torch.ops.{packet._qualified_op_name.replace('::', '.')}{overload}"
 
 
+@functools.cache
 @private
 def operator_schemas(path: str) -> tuple[Any, ...]:
     """Schemas of ``torch.ops.aten.add.Tensor``, or all of ``torch.ops.aten.add``; else empty."""
-    from torch._ops import OpOverload, OpOverloadPacket
-
     found: Any = torch
     for part in path.split(".")[1:]:
         found = getattr(found, part, None)
@@ -111,7 +85,6 @@ def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
 def has_effects(target: object) -> bool:
     """Whether ``target`` acts outside the graph if called: prints, or calls a torchbind object."""
     from torch._higher_order_ops.effects import _get_effect
-    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
     if isinstance(target, OpOverloadPacket):
         names = target.overloads()  # type: ignore[no-untyped-call]
@@ -125,9 +98,9 @@ def operator_name(target: object) -> str | None:
 
     A packet of several overloads is named by its first: they have one definition.
     """
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target.name())  # type: ignore[no-untyped-call]
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, OpOverloadPacket):
         first = target.overloads()[:1]  # type: ignore[no-untyped-call]
         overload = "" if first in ([], ["default"]) else f".{first[0]}"
         return str(target._qualified_op_name) + overload

@@ -11,9 +11,18 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from minidbg.torch_internals.private_names import nothing_around, private, private_or
+
+lazy_graph_module = _LazyGraphModule
+"""A GraphModule that writes its forward only when it is called or printed."""
+without_modes = _disable_current_modes
+"""A block in which no fake, functional or proxy mode touches what is called."""
+negated_view = torch._neg_view
 
 
 @private
@@ -75,16 +84,6 @@ def in_memory(value: Any) -> Any:
         return None
     made = value.detach().resolve_conj().resolve_neg()
     return made if has_plain_memory(made) else None
-
-
-@private
-def lazy_graph_module(
-    root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule"
-) -> torch.fx.GraphModule:
-    """A GraphModule that writes its forward only when it is called or printed."""
-    from torch.fx._lazy_graph_module import _LazyGraphModule
-
-    return _LazyGraphModule(root, graph, class_name)
 
 
 def all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
@@ -150,7 +149,6 @@ def outside_tracing() -> Iterator[None]:
     from torch._C import _len_torch_function_stack
     from torch.overrides import _pop_mode, _push_mode
     from torch.utils._device import DeviceContext
-    from torch.utils._python_dispatch import _disable_current_modes
 
     autograd = torch._C._autograd
     with contextlib.ExitStack() as before:
@@ -169,7 +167,7 @@ def outside_tracing() -> Iterator[None]:
         for mode in reversed(kept):
             _push_mode(mode)
             before.callback(_pop_mode)
-        with torch._guards.tracing(None), _disable_current_modes():
+        with torch._guards.tracing(None), without_modes():
             yield
 
 
@@ -192,14 +190,6 @@ def is_of_a_saved_tensor_hook(error: Exception) -> bool:
     pair = torch._C._autograd._top_saved_tensors_default_hooks(True)
     code = getattr(pair and pair[0], "__code__", None)
     return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-@private
-def without_modes() -> contextlib.AbstractContextManager[Any]:
-    """Inside, no fake, functional or proxy mode touches what is called."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
 
 
 @contextlib.contextmanager
@@ -242,24 +232,12 @@ def symbols_in(value: object) -> set[str]:
     return set()
 
 
-@private
-def negated_view(value: torch.Tensor) -> torch.Tensor:
-    return torch._neg_view(value)
-
-
-@private
-def unflattened(values: Sequence[Any], spec: Any) -> Any:
-    from torch.utils._pytree import tree_unflatten
-
-    return tree_unflatten(values, spec)
-
-
 def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
     """``torch.export.load(path)``, which may not fall back to a pickle that runs code.
 
     ``TORCH_FORCE_WEIGHTS_ONLY_LOAD`` of ``torch.load`` is private. Raises what torch's reader does.
     """
-    with mock.patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
+    with mock.patch.dict("os.environ", TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
         return torch.export.load(path)
 
 

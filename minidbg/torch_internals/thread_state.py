@@ -17,11 +17,9 @@ import torch
 def preserving_thread_state() -> Iterator[None]:
     """A block after which torch's state of this thread is what it was: what the block opened is
     closed, what it set is set back."""
-    put_back = thread_state()
-    try:
+    with contextlib.ExitStack() as block:
+        block.callback(thread_state())
         yield
-    finally:
-        put_back()
 
 
 def thread_state() -> Callable[[], None]:

@@ -1,16 +1,9 @@
 """Wraps a backend: transparent until it fails, then a case, a report, the user's own exception."""
 
-from minidbg.wrapper.process import Report, Stats, report_of, stats
-from minidbg.wrapper.wrapper import EntryPoint, WrappedBackend, entry_point, wrap, wrap_compiler
-
-__all__ = [
-    "EntryPoint",
-    "Report",
-    "Stats",
-    "WrappedBackend",
-    "entry_point",
-    "report_of",
-    "stats",
-    "wrap",
-    "wrap_compiler",
-]
+from minidbg.wrapper.process import Report as Report
+from minidbg.wrapper.process import Stats as Stats
+from minidbg.wrapper.process import report_of as report_of
+from minidbg.wrapper.process import stats as stats
+from minidbg.wrapper.wrapper import entry_point as entry_point
+from minidbg.wrapper.wrapper import wrap as wrap
+from minidbg.wrapper.wrapper import wrap_compiler as wrap_compiler

@@ -214,7 +214,19 @@ class GraphState:
                 self.went_well(result, values)
                 return result
             verification.before.put_back(values)
-            again = self.after_wrong_results(failure, result, values, kept)
+            wrong, report = failure.error, self.report_on(failure)
+            restored = self.put_back(kept)
+            if not self.can_go_on():
+                self.say_why_it_is_raised(wrong, report)
+                raise wrong
+            if not restored:  # nothing may run on what the call has left
+                self.warn(failure, report, "these results, and eager in later calls")
+                self.called_as_eager()
+                return result
+            self.warn(failure, report)
+            again = self.next_that_compiles(wrong, values, kept)
+            if again is None:
+                raise wrong
         finally:
             self.comparing.discard(threading.get_ident())
         del kept, verification
@@ -263,26 +275,6 @@ class GraphState:
             self.has_backward = self.guard_backward(result, args)
         if self.settled and not self.has_backward:
             self.record.close()  # after it, nothing of this graph can end the process
-
-    def after_wrong_results(
-        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
-    ) -> CompiledFn:
-        """What to call instead. Raises the failure's error when nothing is left, or may run on
-        what the call has left."""
-        error, report = failure.error, self.report_on(failure)
-        restored = self.put_back(kept)
-        if not self.can_go_on():
-            self.say_why_it_is_raised(error, report)
-            raise error
-        if not restored:
-            self.warn(failure, report, "these results, and eager in later calls")
-            self.called_as_eager()
-            return lambda *args: result
-        self.warn(failure, report)
-        again = self.next_that_compiles(error, args, kept)
-        if again is None:
-            raise error
-        return again
 
     def after_failure(
         self,

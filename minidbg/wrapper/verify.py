@@ -28,7 +28,7 @@ from minidbg.core.run_spec import Level, RunSpec
 from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.fx.randomness import Derandomized, feed_recorded, may_draw
-from minidbg.judge.compare import Comparison, Difference
+from minidbg.judge.compare import Comparison, Difference, written_unseen
 from minidbg.judge.eager_runs import OTHER_SEED, Tag, left_by
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import gradient_sources, gradients_of, left_behind
@@ -169,8 +169,9 @@ class Verification:
             result = result[: len(expected["outputs"])]  # nobody takes more
         actual = left_behind(result, inside.model, tuple(args), self.gradients or {})
         runs = comparison_with(inside, self.spec, actual, expected)
-        if (suspect_nodes := inside.spoilt_unseen(args)) is not None:
-            return self.mismatch(suspect_nodes)
+        for index, bits in inside.sums:  # of inputs that eager leaves as they are
+            if verify_runs.sum_of_bits(args[index]) != bits:
+                return self.mismatch(written_unseen(index))
         if drew:
             if (own := runs.difference(explained_by=())) is None:
                 return None

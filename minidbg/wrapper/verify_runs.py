@@ -29,7 +29,7 @@ from minidbg.fx.effects import is_call
 from minidbg.fx.mutation import storages_of, written_arguments, written_attributes
 from minidbg.fx.randomness import Derandomized, draws_alone
 from minidbg.fx.ranks import talks_to_others
-from minidbg.judge.compare import Comparison, Difference, written_unseen
+from minidbg.judge.compare import Comparison
 from minidbg.judge.differences import are_close, distance_between
 from minidbg.judge.precision import left_on_cpu
 from minidbg.judge.run import Change, change_of_eager, left_by_run, needs_gradient, unchanged
@@ -75,13 +75,6 @@ class Before:
     def wants_backward(self) -> bool:
         values = [*tensors_among(self.inputs), *self.graph.parameters()]
         return torch.is_grad_enabled() and any(map(needs_gradient, values))
-
-    def spoilt_unseen(self, args: Sequence[Any]) -> Difference | None:
-        """That an input is written to which is not copied, and which eager leaves as it is."""
-        for index, before in self.sums:
-            if sum_of_bits(args[index]) != before:
-                return written_unseen(index)
-        return None
 
     def put_back(self, args: Sequence[Any]) -> None:
         for index in sorted(self.copied - self.written):

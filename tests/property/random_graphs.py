@@ -68,16 +68,16 @@ class GraphMaker:
             self.graph.call_method("add_", (view, 1.0))
 
     def block(self) -> None:
-        enter, leave = torch_internals.autocast_functions()
+        enter, leave = torch_internals.AUTOCAST_FUNCTIONS
         opened = self.graph.call_function(enter, ("cpu", torch.bfloat16, True, None))
         product = self.graph.call_function(torch.mm, (self.pick(), self.pick()))
         self.graph.call_function(leave, (opened,))
         self.keep(self.graph.call_method("float", (product,)))
 
     def no_grad(self) -> None:
-        self.graph.call_function(torch_internals.grad_mode_function(), (False,))
+        self.graph.call_function(torch_internals.SET_GRAD, (False,))
         self.unary()
-        self.graph.call_function(torch_internals.grad_mode_function(), (True,))
+        self.graph.call_function(torch_internals.SET_GRAD, (True,))
 
     def finish(self) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         """The graph module and inputs for it."""

@@ -181,8 +181,8 @@ def test_input_that_is_written_and_requires_grad_is_no_leaf() -> None:
 def with_modes() -> Recording:
     graph = fx.Graph()
     x = graph.placeholder("x")
-    enter, leave = torch_internals.autocast_functions()
-    set_grad = torch_internals.grad_mode_function()
+    enter, leave = torch_internals.AUTOCAST_FUNCTIONS
+    set_grad = torch_internals.SET_GRAD
     opened = graph.call_function(enter, ("cpu", torch.bfloat16, True, None), name="enter")
     first = graph.call_function(torch.mm, (x, x), name="first")
     graph.call_function(leave, (opened,), name="leave")
