@@ -15,6 +15,7 @@ from minidbg import oracle
 from minidbg.codegen.origins import location
 from minidbg.core.errors import BackendUnreachable
 from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.records import plain
 from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.edit import extract
@@ -25,8 +26,8 @@ from minidbg.fx.record import Recording
 from minidbg.judge.compare import Comparison, Difference, mismatch
 from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, left_by
 from minidbg.judge.leaves import CannotCompare, Leaves
+from minidbg.judge.metrics import Judge, Metrics, metrics_of, worst_of
 from minidbg.judge.run import BY_DESIGN, HANDED_BACK, entered_modes
-from minidbg.nodes.metrics import Judge, Metrics, metrics_of, worst_of
 from minidbg.nodes.row import Row, Status, TableMode
 
 OF_CATEGORY = {
@@ -69,7 +70,7 @@ class Table:
         for node in self.nodes:
             yield {"at": node.name}
             if self.makes_tensors(node) and not is_unpacking(node, self.facts):
-                yield {"row": self.alone(node).to_json()}
+                yield {"row": plain(self.alone(node))}
             else:
                 yield {}
 
@@ -93,7 +94,7 @@ class Table:
         for index, node in enumerate(asked):
             own, wanted = (part_of_output(leaves, index) for leaves in (actual, expected))
             row = replace(row_without_values(node, self.facts), ran_on=ran_on(own, outcome))
-            yield {"row": self.measured(row, own, wanted, runs).to_json()}
+            yield {"row": plain(self.measured(row, own, wanted, runs))}
 
     def makes_tensors(self, node: fx.Node) -> bool:
         fact = self.facts.get(node)

@@ -42,7 +42,7 @@ class Nodes(click.Command):
 
 
 def judge_of(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Any:
-    from minidbg.nodes.metrics import Judge
+    from minidbg.judge.metrics import Judge
 
     return Judge.of(text) if text is not None else None
 

@@ -24,6 +24,7 @@ from minidbg.core.records import record_of
 from minidbg.core.text import last_line
 from minidbg.fx.case import Case
 from minidbg.judge.death import outcome_of_death
+from minidbg.judge.metrics import Judge
 from minidbg.nodes.child import (
     call_names,
     cut_out,
@@ -32,7 +33,6 @@ from minidbg.nodes.child import (
     status_of_failure,
     why,
 )
-from minidbg.nodes.metrics import Judge
 from minidbg.nodes.row import Row, Status, TableMode
 from minidbg.workers import Request
 
@@ -158,7 +158,7 @@ def isolated(asker: Asker, names: Sequence[str], is_over: threading.Event) -> It
             elif "at" not in line:
                 waiting.pop(0)
                 if "row" in line:
-                    yield row_of(line["row"])
+                    yield record_of(line["row"], Row)
         if end is not None and waiting and (alone or end["hung"]):
             yield unmeasured(asker, waiting.pop(0), end)
             end = None
@@ -170,7 +170,7 @@ def accumulated(asker: Asker, names: Sequence[str], whole: int) -> Iterator[Row]
     lines = list(asker.lines(names))
     failure = next((line for line in lines if "failed" in line or "end" in line), None)
     if failure is None:
-        rows = [row_of(line["row"]) for line in lines if "row" in line]
+        rows = [record_of(line["row"], Row) for line in lines if "row" in line]
         yield from (replace(row, mode=asker.mode) for row in rows)
     elif len(names) > max(1, whole // PARTS):
         middle = len(names) // 2
@@ -185,11 +185,6 @@ def unmeasured(asker: Asker, name: str, failure: dict[str, Any]) -> Row:
     node = next(node for node in asker.case.graph_module.graph.nodes if node.name == name)
     reason, status = failure.get("failed") or failure["end"], Status(failure["status"])
     return replace(row_without_values(node, {}), mode=asker.mode, reason=reason, status=status)
-
-
-def row_of(table: dict[str, Any]) -> Row:
-    numbers = {key: float(value) for key, value in table.items() if value in ("nan", "inf", "-inf")}
-    return record_of({**table, **numbers}, Row)
 
 
 def case_of_node(case: Case, name: str) -> Case:

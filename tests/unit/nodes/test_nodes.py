@@ -16,7 +16,7 @@ from torch import fx
 from minidbg import commands
 from minidbg.core.run_spec import Context
 from minidbg.fx.case import Case
-from minidbg.nodes.metrics import Judge
+from minidbg.judge.metrics import Judge
 from minidbg.nodes.row import Row, TableMode
 from minidbg.nodes.walk import node_rows
 from minidbg.repro.cases import backend_named, case_of

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,9 +46,6 @@ class Metrics:
     """The part of the rows (last dimension) where ``a`` is largest where ``e`` is."""
     equal: bool = True
     """Of one dtype and shape, and equal in each element; NaN equals NaN."""
-
-    def as_columns(self) -> dict[str, float | bool]:
-        return asdict(self)
 
 
 METRICS: tuple[str, ...] = tuple(Metrics.__dataclass_fields__)
@@ -97,7 +93,7 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
 
 def worst_of(metrics: Iterable[Metrics]) -> Metrics:
     """The worst of each over several results; NaN is worse than any number."""
-    columns = [each.as_columns() for each in metrics] or [Metrics().as_columns()]
+    columns = [asdict(each) for each in metrics] or [asdict(Metrics())]
 
     def of(name: str) -> Any:
         values = [column[name] for column in columns]
@@ -182,10 +178,7 @@ class BadJudge(MinidbgError):
     advice = f"{how}; metrics: {', '.join(METRICS)}"
 
 
-COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-}  # fmt: skip
+COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,61 +186,54 @@ class Judge:
     """``pcc>=0.99``, ``max_abs<1e-3 and equal``; ``top1`` alone: at each row."""
 
     text: str
-    tree: ast.expr
+    expression: str
+    """In Python, with the metrics as names: ``top1 == 1`` for ``top1``."""
 
     @classmethod
     def of(cls, text: str) -> Judge:
         """Raises BadJudge."""
         try:
-            tree = ast.parse(text.strip(), mode="eval").body
-            _value(tree, Metrics())
+            tree = _condition(ast.parse(text.strip(), mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else error
             shown = repr(text).replace("; ", ";")  # what comes after one is advice
             raise BadJudge(f"{shown} is no judge: {why}") from None
-        return cls(text.strip(), tree)
+        return cls(text.strip(), ast.unparse(tree))
 
     def accepts(self, metrics: Iterable[Metrics]) -> bool:
         """Whether it is true of each result."""
-        return all(_value(self.tree, each) for each in metrics)
+        code = compile(self.expression, "<judge>", "eval")
+        return all(eval(code, {"__builtins__": {}}, asdict(each)) for each in metrics)
 
 
-def _value(tree: ast.expr, metrics: Metrics) -> bool:
-    """Each part is asked, so that what is wrong in any is refused. Raises ValueError."""
+def _condition(tree: ast.expr) -> ast.expr:
+    """``tree`` in Python; nothing but metrics, numbers, comparisons and their ``and`` and ``or`` is
+    in it. Raises ValueError."""
     match tree:
-        case ast.BoolOp(op=ast.And()):
-            parts = [_value(part, metrics) for part in tree.values]
-            return all(parts)
-        case ast.BoolOp(op=ast.Or()):
-            parts = [_value(part, metrics) for part in tree.values]
-            return any(parts)
+        case ast.BoolOp():
+            tree.values = [_condition(part) for part in tree.values]
+            return tree
         case ast.Name(id="top1" | "equal"):
-            return bool(getattr(metrics, tree.id) == 1)
+            return ast.Compare(tree, [ast.Eq()], [ast.Constant(1)])
         case ast.Compare():
-            sides = [tree.left, *tree.comparators]
-            if not any(isinstance(side, ast.Name) for side in sides):
+            are_metrics = [_is_metric(side) for side in (tree.left, *tree.comparators)]
+            if not any(are_metrics):
                 raise ValueError("it compares no metric")
-            values = [_side(side, metrics) for side in sides]
-            pairs = zip(tree.ops, values, values[1:], strict=False)
-            parts = [_comparison(op)(*two) for op, *two in pairs]
-            return all(parts)
+            if not all(isinstance(op, COMPARISONS) for op in tree.ops):
+                raise ValueError("only <, <=, >, >= and == compare")
+            return tree
     raise ValueError(f"{ast.unparse(tree)!r} is no comparison")
 
 
-def _comparison(op: ast.cmpop) -> Callable[[Any, Any], bool]:
-    if type(op) not in COMPARISONS:
-        raise ValueError("only <, <=, >, >= and == compare")
-    return COMPARISONS[type(op)]
-
-
-def _side(tree: ast.expr, metrics: Metrics) -> float:
+def _is_metric(tree: ast.expr) -> bool:
     match tree:
-        case ast.Name() if tree.id in METRICS:
-            return float(getattr(metrics, tree.id))
         case ast.Name():
-            raise ValueError(f"no metric is called {tree.id!r}")
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -float(number)
-        case ast.Constant(value=int() | float() as number):
-            return float(number)
+            if tree.id not in METRICS:
+                raise ValueError(f"no metric is called {tree.id!r}")
+            return True
+        case (
+            ast.Constant(value=int() | float())
+            | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()))
+        ):
+            return False
     raise ValueError(f"{ast.unparse(tree)!r} is neither a metric nor a number")

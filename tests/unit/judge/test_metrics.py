@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.ao.ns.fx.utils import compute_cosine_similarity, compute_sqnr
 
-from minidbg.nodes.metrics import BadJudge, Judge, Metrics, metrics_of, worst_of
+from minidbg.judge.metrics import BadJudge, Judge, Metrics, metrics_of, worst_of
 
 NAN, INF = math.nan, math.inf
 T = torch.tensor
@@ -76,7 +77,7 @@ def test_they_are_those_of_numpy_and_torch_to_six_digits() -> None:
             "sqnr": float(compute_sqnr(*narrow)),
             "top1": float(at_the_top.gather(-1, a.argmax(-1, keepdim=True)).double().mean()),
         }
-        got = metrics_of(a, e).as_columns()
+        got = asdict(metrics_of(a, e))
         off += [(what, name, got[name]) for name in wanted if got[name] != pytest.approx(wanted[name], 1e-6)]
     assert off == []
 
@@ -132,7 +133,7 @@ ROWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def test_each_kind_of_result_has_an_answer() -> None:
     off = []
     for what, (a, e, wanted) in ROWS.items():
-        got = metrics_of(a, e).as_columns()
+        got = asdict(metrics_of(a, e))
         off += [(what, n, got[n]) for n in wanted if got[n] != pytest.approx(wanted[n], nan_ok=True)]
     assert off == []
 
