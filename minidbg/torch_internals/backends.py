@@ -28,6 +28,13 @@ def known_backends() -> list[str]:
     return sorted(torch.compiler.list_backends(exclude_tags=()))  # type: ignore[no-untyped-call,unused-ignore]
 
 
+def default_backend() -> str | Callable[..., Any]:
+    """What torch.compile takes where no backend is named: a program may set it, from 2.13 on."""
+    asked = getattr(torch.compiler, "get_default_backend", lambda: "inductor")
+    backend: str | Callable[..., Any] = asked()
+    return backend
+
+
 # where torch does not say how it would call it, a name leads to nothing but eager
 @private_or(lambda backend, **_: backend if callable(backend) else lambda gm, _: gm.forward)
 def configured_backend(

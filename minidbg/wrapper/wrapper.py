@@ -133,7 +133,7 @@ def is_called_by_torch() -> bool:
 
 
 def wrap(
-    backend: Backend | Sequence[Backend] = "inductor",
+    backend: Backend | Sequence[Backend] | None = None,
     *,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
@@ -143,7 +143,7 @@ def wrap(
 
     ``backend`` is a name, a callable ``(gm, example_inputs) -> compiled_fn``, or a list of them: a
     chain, in which the first that works is used and each failing link is captured; ``options`` and
-    ``mode`` are then the first link's.
+    ``mode`` are then the first link's. None is ``torch.compiler.get_default_backend()``.
 
     - ``verify``: ``"first"``, ``"always"``, ``"never"`` or a number: which calls of a compiled
       graph are compared with eager.
@@ -172,7 +172,7 @@ def wrap(
 
     Raises UnknownBackend, and BadSetting for an unknown setting or option or an invalid value.
     """
-    backends = checked_backends(backend)
+    backends = checked_backends(unnamed_backend() if backend is None else backend)
     wrapped = WrappedBackend(backends, dict(options or {}), mode, settings.of_call(given, WrapSettings))
     if options or mode:
         wrapped.links  # noqa: B018 - what inductor does not know fails now, not in the first call
@@ -182,6 +182,12 @@ def wrap(
             return wrapped.links[0].compiler
         return backends[0]
     return wrapped
+
+
+def unnamed_backend() -> Backend:
+    """What torch.compile takes where none is named; inductor where that is minidbg itself."""
+    backend = torch_internals.default_backend()
+    return "inductor" if backend in (OWN_NAME, entry_point) else backend
 
 
 def checked_backends(backend: object) -> tuple[Backend, ...]:
@@ -251,13 +257,14 @@ class EntryPoint:
             given["mode"] = mode
         return self.wrapped(given)(gm, example_inputs)
 
-    def wrapped(self, given: dict[str, Any]) -> CompilerFn:
-        for known, wrapper in self.made:
-            if known == given:
+    def wrapped(self, options: dict[str, Any]) -> CompilerFn:
+        options.setdefault("backend", unnamed_backend())  # which the program may set again
+        for earlier, wrapper in self.made:
+            if earlier == options:
                 return wrapper
-        wrapper = wrap(**split_options(given))
+        wrapper = wrap(**split_options(options))
         if isinstance(wrapper, WrappedBackend):  # else a question is under way in this process
-            self.made.append((given, wrapper))
+            self.made.append((options, wrapper))
         return wrapper
 
     def reset(self) -> None:
@@ -282,7 +289,7 @@ def split_options(given: Mapping[str, Any]) -> dict[str, Any]:
     arguments = {name: value for name, value in given.items() if name in WRAP_ARGUMENTS}
     own = {name: value for name, value in given.items() if name not in WRAP_ARGUMENTS}
     nested = arguments.pop("options", None) or {}
-    backend = arguments.get("backend", "inductor")
+    backend = arguments["backend"]
     first = backend[0] if isinstance(backend, list | tuple) and backend else backend
     known = torch_internals.inductor_option_names() if first == "inductor" and own else []
     for name in own:

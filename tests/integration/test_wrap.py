@@ -393,6 +393,18 @@ def test_by_name_torch_compiles_own_mode_reaches_the_backend() -> None:
     assert wrapped.mode == "max-autotune"
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch 2.13 has it first")
+def test_where_no_backend_is_named_it_is_the_one_that_the_program_has_set(
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(lambda: torch.compiler.set_default_backend(None))
+    answers = []
+    for chosen in ("aot_eager", raises, "minidbg", None):
+        torch.compiler.set_default_backend(chosen)
+        answers.append((wrap().backends[0], entry_point.wrapped({}).backends[0]))
+    assert answers == [(each, each) for each in ("aot_eager", raises, "inductor", "inductor")]
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
