@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ EARLIER = {
 """Stages before a compiler, and what a failure of each means."""
 
 OPTION_SWITCHES: Mapping[str, Any] = {
-    "emulate_precision_casts": True, "pattern_matcher": False,
+    "numerics": "strict", "emulate_precision_casts": True, "pattern_matcher": False,
     "joint_graph_constant_folding": False, "layout_optimization": False,
     "comprehensive_padding": False, "split_reductions": False, "loop_ordering_after_fusion": False,
     "inplace_buffers": False, "allow_buffer_reuse": False,
@@ -49,6 +50,8 @@ OPTION_SWITCHES: Mapping[str, Any] = {
     "use_pre_grad_passes": False, "use_joint_graph_passes": False, "use_post_grad_passes": False,
 }  # fmt: skip
 """Documented switches of inductor that turn something off, the cheapest first."""
+STRICT = "`numerics='strict'`"
+"""Sums in eager's order, on devices where torch has one (2.14)."""
 CALL_SECONDS = 20.0
 
 
@@ -73,8 +76,19 @@ class StageReport:
 
     @property
     def sentence(self) -> str:
-        passes = (f"passes with {one}" for one in self.passes)
+        strict = "gone with strict numerics: order of rounding"
+        passes = (strict if what == STRICT else f"passes with {what}" for what in self.passes)
         return "; ".join((self._stage(), *self.notes, *passes))
+
+    @property
+    def disabled(self) -> dict[str, str]:
+        """What was left out or changed -> whether the failure was gone without it."""
+        whole = {"eager": "AOTAutograd", "aot_eager": "decompositions and partitioner"}
+        before = takewhile(lambda name: name != self.backend, self.verdicts)
+        stages = {whole.get(name, self.backend): self.verdicts[name] for name in before}
+        words = {Verdict.GONE: "yes", **dict.fromkeys(map(Verdict, FAILING_WORDS), "no")}
+        rows = {what: words.get(verdict, "not judged") for what, verdict in stages.items()}
+        return {**dict(reversed(rows.items())), **dict.fromkeys(self.passes, "yes")}
 
     def _stage(self) -> str:
         passing = [name for name, verdict in self.verdicts.items() if verdict is Verdict.GONE]

@@ -81,6 +81,7 @@ def test_a_report_is_run_asks_other_backends_and_has_the_versions(
     assert told["ran"] is True
     assert "BackendCompilerFailed" in told["body"]
     assert "| `eager` | works |" in told["body"]
+    assert "| Subsystem | Bug fixed when disabled? |\n|---|---|\n" in told["body"]
     assert "PyTorch version" in told["body"]
 
 

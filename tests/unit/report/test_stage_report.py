@@ -40,6 +40,11 @@ SENTENCES = {
         StageReport({"eager": GONE, "aot_eager": REPRODUCES}, "aot_eager"),
         "eager passes; aot_eager fails",
     ),
+    "order of rounding": (
+        replace(REPORT, passes=("`numerics='strict'`",)),
+        "eager, aot_eager and aot_eager_decomp_partition pass; inductor fails; "
+        "gone with strict numerics: order of rounding",
+    ),
     "nothing": (
         StageReport({"eager": GONE, "mine": Verdict.INVALID}, "mine", notes=("not found",)),
         "no stage fails through torch.compile (eager passes); not found",
@@ -72,6 +77,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("report", "sentence"), SENTENCES.values(), ids=SENTENCES)
 def test_the_sentence_names_the_first_stage_that_fails(report: StageReport, sentence: str) -> None:
     assert report.sentence == sentence
+
+
+def test_a_report_says_of_each_subsystem_whether_the_failure_is_gone_without_it() -> None:
+    assert REPORT.disabled == {
+        "inductor": "yes",
+        "decompositions and partitioner": "yes",
+        "AOTAutograd": "yes",
+        **dict.fromkeys(REPORT.passes, "yes"),
+    }
+    of_aot = StageReport({"eager": GONE, "aot_eager": REPRODUCES, "mine": Verdict.TIMEOUT}, "mine")
+    assert of_aot.disabled == {"decompositions and partitioner": "no", "AOTAutograd": "yes"}
 
 
 def test_a_report_is_kept_beside_a_script_that_stays_as_it_is(script: Path) -> None:
@@ -171,12 +187,13 @@ def test_a_run_of_the_bisection_that_judged_nothing_ends_it(
     ("is_gone", "passes"),
     [
         (lambda case: case.backend.options.get("epilogue_fusion") is False, "`epilogue_fusion=False`"),
+        (lambda case: case.backend.options.get("numerics") == "strict", "`numerics='strict'`"),
         (lambda case: case.spec.dynamic, "`dynamic=True`"),
         (lambda case: case.inputs[0].is_contiguous(), "`.contiguous()` before it"),
         (lambda case: case.inputs[0].dtype is torch.float32, "`.to(torch.float32)` before it"),
         (lambda case: False, ""),
     ],
-    ids=["a switch, found by halves", "dynamic", "laid out anew", "cast", "nothing"],
+    ids=["a switch, found by halves", "strict numerics", "dynamic", "laid out anew", "cast", "nothing"],
 )
 def test_what_a_program_can_change_is_tried(folder: Path, is_gone: Any, passes: str) -> None:
     def answer(case: Case) -> Outcome:
