@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -142,6 +143,20 @@ def is_serializable_callable(compiled_fn: Any) -> bool:
 @private
 def in_a_backend() -> bool:
     return torch._guards.TracingContext.try_get() is not None and not in_backward()
+
+
+@private_or(list)
+def recompilations() -> list[tuple[CodeType, int, str]]:
+    """What dynamo compiled again since its last reset: how often, and the guard that failed last.
+    Dynamo notes each time of each graph that it already had why that did not fit."""
+    from torch._dynamo.utils import guard_failures
+
+    listed = []
+    for code, reasons in guard_failures.items():
+        times = Counter(reason.partition(":")[0] for reason in reasons)
+        guard = re.split(r"\s+#|\n", reasons[-1].partition(": ")[2])[0]  # without the line it is of
+        listed.append((code, max(times.values()), guard))
+    return listed
 
 
 @private

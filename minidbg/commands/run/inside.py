@@ -120,11 +120,16 @@ def listener(failure: Failure, report: Report) -> None:
 
 
 def tell_end() -> None:
-    """At a process's end: how many of its graphs were verified, and the traceback it printed."""
+    """At a process's end: how many of its graphs were verified, what was compiled again, and the
+    traceback it printed."""
+    from minidbg import torch_internals
     from minidbg.wrapper import stats
 
     if (found := stats()).graphs:
         log_event({"event": "graphs", **asdict(found)})
+    for code, times, guard in torch_internals.recompilations():
+        where = code.co_name, code.co_filename, code.co_firstlineno
+        log_event({"event": "recompiled", "where": where, "times": times, "guard": guard})
     error = getattr(sys, "last_value", None)  # what the interpreter ends with
     if isinstance(error, BaseException) and sys.excepthook is sys.__excepthook__:
         text = "".join(traceback.format_exception(error))

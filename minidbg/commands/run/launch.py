@@ -33,6 +33,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sign
 MOST_KNOCKS = 128
 """Processes of a program whose server is still at its imports."""
 PREPARED = "minidbg.reduction.reducing:reduce_in_child"
+MOST_RECOMPILED = 5
+"""Functions whose recompilations are told one by one."""
 EXIT_GRACE_S = 60.0
 """What reducing may take beyond its budget, which begins when torch and the backend are loaded."""
 FROM_THE_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
@@ -122,7 +124,8 @@ def summary_of(
         lines = [nothing_failed(events, ending)]
     kinds = {str(event.get("kind")) for event in failures}
     graphs = (event for event in events if event.get("event") == "graphs")
-    return [*lines, *graph_lines(graphs, kinds)]
+    recompiled = (event for event in events if event.get("event") == "recompiled")
+    return [*lines, *graph_lines(graphs, kinds), *recompiled_lines(recompiled)]
 
 
 def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
@@ -157,6 +160,21 @@ def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -
     none_ran = parts and all_failed and not any(one.compiles for one in known)
     lines = [f"{', '.join(parts)}{'; none ran' if none_ran else ''}"] if parts else []
     return [*lines, *(f"{plural(n, 'graph')} {reason}" for reason, n in reasons.most_common())]
+
+
+def recompiled_lines(events: Iterable[dict[str, Any]]) -> list[str]:
+    """How often dynamo compiled functions again in all processes; a few with a guard that failed."""
+    times, guards = Counter[tuple[str, str, int]](), dict[tuple[str, str, int], str]()
+    for event in events:
+        function, path, line = event["where"]
+        times[function, path, line] += event["times"]
+        guards[function, path, line] = event["guard"][:200]
+    lines = [plural(times.total(), "recompilation")] if times else []
+    for where, number in times.most_common(MOST_RECOMPILED):
+        function, path, line = where
+        place = f"{function} ({display_path(Path(path))}:{line})"
+        lines.append(f"{number} of them of {place}: {guards[where]}")
+    return lines
 
 
 def program_ended(ending: int) -> str:

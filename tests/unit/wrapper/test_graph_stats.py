@@ -15,7 +15,8 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
-from minidbg.commands.run.launch import graph_lines
+from minidbg import torch_internals
+from minidbg.commands.run.launch import graph_lines, recompiled_lines
 from minidbg.core.foreign import chain_of
 from minidbg.judge import eager_runs
 from minidbg.wrapper import capture, crash_record, handle, stats, verify_runs
@@ -64,6 +65,26 @@ def test_the_end_of_minidbg_run_counts_the_graphs_of_all_processes() -> None:
     assert re.findall(r"\d+", first) == ["2", "1"]
     assert [line.split(": ")[1] for line in reasons] == ["no memory", "output 0"]
     assert graph_lines([]) == []
+
+
+def test_the_end_of_minidbg_run_counts_recompilations_and_names_a_guard_that_failed() -> None:
+    torch.compiler.reset()
+    f = torch.compile(lambda x, flag: x.sin() if flag else x.cos(), backend="eager")
+    for x, flag in (
+        (torch.ones(3), True),
+        (torch.ones(3, dtype=torch.float64), True),
+        (torch.ones(3), False),
+    ):
+        f(x, flag)
+    ((code, times, guard),) = torch_internals.recompilations()
+    where = (code.co_name, "/elsewhere/train.py", code.co_firstlineno)
+    event = {"where": where, "times": times, "guard": guard}
+    assert recompiled_lines([event, event, {"where": ("g", "g.py", 3), "times": 1, "guard": "a"}]) == [
+        "5 recompilations",
+        f"4 of them of <lambda> (/elsewhere/train.py:{code.co_firstlineno}): flag == True",
+        "1 of them of g (g.py:3): a",
+    ]
+    assert recompiled_lines([]) == []
 
 
 class TimeIsUp(TimeoutError):
