@@ -1,8 +1,9 @@
 """The asker's side of the table: many nodes to a child; one that dies or hangs costs its own row.
 
-A child says at which node it is before it begins with it. Where it dies there, that node is asked
-once more, alone, since a node before it may have done the damage; where it is silent for longer
-than the limit it is ended, and the node has hung. The nodes after it go on in another child.
+A child says at which node it is before it begins with it, and is ended where it is silent for longer
+than the limit. The node at which it died or was ended is asked once more, alone and with a longer
+limit: a node before it may have done the damage, or the machine was busy. The nodes after it go on
+in another child.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ MOST_IN_A_CHILD = 50
 """Nodes of one child: what torch keeps of each goes with it."""
 FEW = 30
 """Nodes for which a second child is not worth its start."""
+TIMES_ALONE = 3.0
+"""The limit of a node that is asked once more, in units of the limit of others."""
 START_S = 300.0
 """For imports, and for eager's run of the whole graph."""
 TIMES_ACCUMULATED = 6.0
@@ -60,16 +63,18 @@ class Asker:
     seconds: float
     submit: workers.Submit
 
-    def lines(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """What a child says of these nodes; last, where it died or hung, ``{"end": why}``.
+    def lines(self, names: Sequence[str], times: float = 1.0) -> Iterator[dict[str, Any]]:
+        """What a child says of these nodes, within ``times`` the limit; last, where it died or
+        hung, ``{"end": why}``.
 
         Raises OSError when no process can be made, and BackendUnreachable."""
+        seconds = self.seconds * times
         reading, writing = os.pipe()
         with open(reading, "rb", buffering=0) as stream:
             try:
                 asked = self.submit(Request(
                     call=WRITE_ROWS, stream=writing,
-                    seconds=START_S + self.seconds * (len(names) + 1),
+                    seconds=START_S + seconds * (len(names) + 1),
                     memory_bytes=memory_limit(2), fork=oracle.warmup_for(self.case),
                     argument={
                         "case": self.package, "names": list(names), "mode": self.mode,
@@ -83,13 +88,13 @@ class Asker:
                 while True:
                     if not select.select([stream], [], [], waits)[0]:
                         words = f"no end within {waits:g} s"
-                        yield {"end": words, "status": Status.ERROR, "hung": True}
+                        yield {"end": words, "status": Status.ERROR}
                         return
                     piece = stream.read(1 << 16)
                     *whole, data = (data + piece).split(b"\n")
                     yield from map(json.loads, whole)
                     if whole:
-                        waits = self.seconds
+                        waits = seconds
                     if not piece:
                         break
                 ended = asked.result()
@@ -99,11 +104,11 @@ class Asker:
             raise BackendUnreachable(ended.value["refused"])
         if ended.error:
             last = last_line(ended.error)
-            yield {"end": f"a bug in minidbg: {last}", "status": Status.ERROR, "hung": False}
+            yield {"end": f"a bug in minidbg: {last}", "status": Status.ERROR}
         elif not ended.answered:
             outcome = outcome_of_death(ended, self.case.spec, tells_phases=False)
             status = status_of_failure(outcome)
-            yield {"end": why(outcome), "status": status, "hung": ended.timed_out}
+            yield {"end": why(outcome), "status": status}
 
 
 def node_rows(
@@ -150,7 +155,8 @@ def isolated(asker: Asker, names: Sequence[str], is_over: threading.Event) -> It
     waiting, alone = list(names), False
     while waiting and not is_over.is_set():
         end: dict[str, Any] | None = None
-        for line in asker.lines(waiting[: 1 if alone else MOST_IN_A_CHILD]):
+        count, times = (1, TIMES_ALONE) if alone else (MOST_IN_A_CHILD, 1.0)
+        for line in asker.lines(waiting[:count], times):
             if is_over.is_set():
                 return
             if "end" in line:
@@ -159,7 +165,7 @@ def isolated(asker: Asker, names: Sequence[str], is_over: threading.Event) -> It
                 waiting.pop(0)
                 if "row" in line:
                     yield record_of(line["row"], Row)
-        if end is not None and waiting and (alone or end["hung"]):
+        if end is not None and waiting and alone:
             yield unmeasured(asker, waiting.pop(0), end)
             end = None
         alone = end is not None
