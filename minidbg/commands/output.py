@@ -21,6 +21,7 @@ import click
 
 from minidbg.core.errors import MinidbgError, Terminated
 from minidbg.core.files import glob
+from minidbg.core.metrics import Judge
 from minidbg.core.script_header import HIDDEN
 from minidbg.core.text import display_path, printable
 
@@ -98,6 +99,15 @@ def seconds_option(
     return click.option(
         "--seconds", type=TIME_LIMIT, metavar="SECONDS", default=default, show_default=shown, help=what
     )
+
+
+def judge_option(what: str) -> Callable[[FC], FC]:
+    """An expression of metrics, checked; empty where none is given."""
+
+    def checked_judge(ctx: click.Context, parameter: click.Parameter, text: str | None) -> str:
+        return Judge.of(text).text if text is not None else ""
+
+    return click.option("--judge", metavar="EXPR", callback=checked_judge, help=what)
 
 
 def jobs_option(shown: str | bool, default: int | None = None) -> Callable[[FC], FC]:

@@ -72,6 +72,7 @@ VERDICT_STYLE = {
     help="Tolerances for a backend that computes float32 in this precision by design; "
     "replaces --rtol and --atol.",
 )
+@output.judge_option("Results are wrong where this is false: 'pcc>=0.99'; replaces tolerances.")
 @click.option(
     "--bisect",
     is_flag=True,
@@ -87,6 +88,7 @@ def check(
     rtol: float | None,
     atol: float | None,
     precision: str | None,
+    judge: str,
     bisect: bool,
     seconds: float,
 ) -> None:
@@ -109,8 +111,9 @@ def check(
     statuses = []
     for path in find_repros(paths):
         outcome = repro.run(
-            path, device=device, backend=backend, options=options, tolerances=tolerances, seconds=seconds
-        )
+            path, device=device, backend=backend, options=options, tolerances=tolerances, judge=judge,
+            seconds=seconds,
+        )  # fmt: skip
         statuses.append(outcome.verdict.exit_status)
         if as_json:
             print_json({"repro": str(path), **outcome.to_json()})

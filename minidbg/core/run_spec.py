@@ -205,6 +205,8 @@ class RunSpec:
     than 1; no header holds it."""
     golden: Literal["", "cpu"] = ""
     """Where eager runs, which results are held against: on the backend's device, or ``cpu``."""
+    judge: str = ""
+    """An expression of metrics by which results are judged, instead of tolerances and float64."""
 
     @property
     def kind(self) -> Kind | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from minidbg.core.metrics import BadJudge, Judge
 from minidbg.core.records import record_of
 from minidbg.core.run_spec import Provenance, RunSpec
 
@@ -85,6 +86,10 @@ def parse_header(text: str, path: str | os.PathLike[str]) -> Header:
     facts = {name: table[name] for name in Header.__dataclass_fields__ if name in table}
     needed = metadata.get("dependencies", ())
     header = record_of({**facts, "spec": table, "dependencies": needed, "path": Path(path)}, Header)
+    try:
+        Judge.of(header.spec.judge or "equal")
+    except BadJudge as refusal:
+        raise ValueError(f"judge: {refusal}") from None
     backend, home = header.spec.backend, folder_of_script(os.path.abspath(path))
     paths = tuple(os.path.normpath(os.path.join(home, one)) for one in backend.paths)
     backend = replace(backend, expression="", setup=(), embedded="", paths=paths)

@@ -21,6 +21,7 @@ import platformdirs
 from minidbg.core import script_header
 from minidbg.core.errors import BadSetting, nearest
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular
+from minidbg.core.metrics import Judge
 from minidbg.core.run_spec import PRECISIONS
 
 DEFAULT_FOLDER = Path("minidbg_repros")
@@ -206,6 +207,9 @@ class Settings:
     """
     golden: Literal["", "cpu"] = setting("", golden_device)
     """``cpu``: results are held against eager there, where the device's own is in doubt."""
+    judge: str = setting("", lambda value: Judge.of(string(value)).text)
+    """An expression of metrics (``pcc>=0.99``) that is true of a right result, instead of
+    tolerances and of eager's own error. Raises BadJudge for another text."""
     env: tuple[str, ...] = setting((), strings)
     """Names of more environment variables that a repro needs; their values are written into it."""
     memory_bytes: int | None = setting(None, lambda value: integer(value, at_least=1 << 20))
@@ -247,6 +251,7 @@ class WrapSettings(CompilerSettings, total=False):
     atol: float | None
     tolerances: Mapping[Any, tuple[float, float]] | str | None
     golden: str | None
+    judge: str | None
     crash_records: bool | None
 
 

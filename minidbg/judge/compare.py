@@ -18,6 +18,8 @@ where the one before has not explained the difference:
 4. Where the own error is as large as no rounding error alone is, rounding has decided (which of two
    near values is the largest). It allows that element so much, and no other.
 
+A judge of the user's (``RunSpec.judge``) stands for all of these steps, but for what is not judged.
+
 Integers and bools are exact, but at the elements where these runs of eager disagree. NaN and inf
 are in the places of eager's, or of one of these runs. What torch leaves undefined
 (``Tag.UNDEFINED``) and what eager gives differently each time is not judged.
@@ -32,6 +34,7 @@ from typing import Any
 
 import torch
 
+from minidbg.core.metrics import Judge
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.judge.differences import Elements, are_close, largest, wrong_elements
 from minidbg.judge.eager_runs import (
@@ -52,6 +55,7 @@ from minidbg.judge.leaves import (
     _in_place_of,
     _short_name,
 )
+from minidbg.judge.metrics import metrics_of
 
 # Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative
 # tolerance against float64: a float32 sum of ten million numbers in another order is off by 2e-5.
@@ -62,6 +66,7 @@ TOLERANCES = {
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
+MOST_IN_WORDS = 1 << 26  # elements of which float64 copies are made for a message
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 UNSTEADY = "eager differs from itself, or may with other random numbers"
 MOST_MARGIN = 10.0
@@ -139,7 +144,7 @@ def mismatch(
     ``rmse_compiled`` and ``rmse_eager``. Raises CannotCompare when a leaf cannot be judged and
     nothing else differs.
     """
-    judge = _Judge(expected, eager_runs or EagerRuns(), spec)
+    judge = _Comparing(expected, eager_runs or EagerRuns(), spec)
     refusal = None
     try:
         for where in [*expected, *(label for label in actual if label not in expected)]:
@@ -176,10 +181,11 @@ def is_never_excused(difference: Difference) -> bool:
     return difference["category"] in NEVER_EXCUSED
 
 
-class _Judge:
+class _Comparing:
     def __init__(self, expected: Leaves, eager_runs: EagerRuns, spec: RunSpec) -> None:
         self.expected, self.eager_runs = expected, eager_runs
         self.tolerances, self.margin = spec.tolerances, spec.margin
+        self.judge = Judge.of(spec.judge) if spec.judge else None
         self.steady: dict[str, bool] = {}
         self.left_out: dict[str, str] = {}
         self.decided: dict[str, str] = {}
@@ -276,7 +282,10 @@ class _Judge:
         """How the values of two dense tensors of one form differ; asks other runs only if so."""
         tolerance = self.tolerance(leaf)
         rtol, atol = (self.margin * allowed for allowed in tolerance[:2])
-        if are_close(a, e, rtol, atol) or not self.is_steady(where):
+        is_right = are_close(a, e, rtol, atol)
+        if self.judge is not None:
+            is_right = self.judge.accepts([metrics_of(a, e)])
+        if is_right or not self.is_steady(where):
             return None
         reference, again = (self.eager_runs.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
         runs = [] if again is None else [again]
@@ -287,6 +296,8 @@ class _Judge:
             if undefined.any():
                 values = [v if v is None else torch.where(undefined, e.to(v.dtype), v) for v in values]
             judged, exact, *others = values
+            if self.judge is not None:
+                return refused_by(self.judge, judged, e, exact)
             decided_from = self.eager_runs.sensitivity.decided_from(e.dtype)
             return wrong_elements(judged, e, tolerance, exact, others, self.margin, decided_from)
 
@@ -302,7 +313,7 @@ class _Judge:
                 elements = difference()
             if elements.wrong is None and count:
                 break
-        noise = self.eager_runs.members(Tag.NOISE) if elements.wrong else ()
+        noise = self.eager_runs.members(Tag.NOISE) if elements.wrong and not self.judge else ()
         for other in noise:
             value = _in_place_of(e, other, where)
             if _can_stand_for(value, e):
@@ -313,7 +324,29 @@ class _Judge:
         if elements.decided:
             self.decided[where] = f"{where} ({elements.decided} of {e.numel()} elements)"
         wrong = elements.wrong
-        return wrong and _difference(where, leaf.role, message=f"{where} {wrong.pop('text')}", **wrong)
+        if not wrong:
+            return None
+        text = f"{where} {wrong.pop('text')}{in_words(a, e, reference)}"
+        return _difference(where, leaf.role, message=text, **wrong)
+
+
+def refused_by(judge: Judge, a: torch.Tensor, e: torch.Tensor, exact: Any) -> Elements:
+    """As ``wrong_elements``, by a judge of the user's."""
+    metrics = metrics_of(a, e, exact)
+    if judge.accepts([metrics]):
+        return Elements(None, 0)
+    has_floats = e.is_floating_point() or e.is_complex()
+    category = "float" if has_floats else "bool" if e.dtype is torch.bool else "integer"
+    text = f"differs: {judge.text} is false of it"
+    return Elements({"category": category, "elements": e.numel(), "text": text}, 0)
+
+
+def in_words(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor | None) -> str:
+    """How near ``a`` is to ``e``, for a message; nothing where that takes too much memory."""
+    if e.numel() > MOST_IN_WORDS:
+        return ""
+    metrics = metrics_of(a, e, exact)
+    return f", PCC {metrics.pcc:.6g}, ratio {metrics.ratio:.2g}"
 
 
 def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:

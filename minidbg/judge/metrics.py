@@ -1,4 +1,4 @@
-"""The metrics of the field by their names, of one result or of several, and a judge made of them.
+"""The metrics of a result of the backend's beside eager's.
 
 ``a`` is what the backend gave, ``e`` what eager gave. All are computed in float64, complex numbers
 by their real and imaginary parts, integers and bools as numbers. NaN, and infinities of one sign,
@@ -9,48 +9,15 @@ metrics are those of equal values. What is no number (a string, None) is equal o
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from minidbg.core.errors import MinidbgError
+from minidbg.core.metrics import FAR, Metrics
 
-NAN = math.nan
 SPREAD_OF_A_CONSTANT = 1e-5
 """Of the largest value: values that lie closer together are one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """How near ``a`` is to ``e``."""
-
-    pcc: float = 1.0
-    """Pearson's correlation. Of one element, or of a constant but for rounding in ``a`` or ``e``:
-    1 if ``allclose(rtol=1e-2, atol=1e-2)``, else 0."""
-    cosine: float = 1.0
-    """Of the angle between both as vectors: 1 if both are zero, 0 if one is."""
-    max_abs: float = 0.0
-    mean_abs: float = 0.0
-    max_rel: float = 0.0
-    """The largest ``|a - e| / |e|`` where ``e`` is not zero."""
-    sqnr: float = math.inf
-    """``20 * log10(norm(e) / norm(e - a))``, in dB."""
-    ratio: float = 1.0
-    """The distance of ``a`` from float64 in units of eager's own, as root mean squares: infinite
-    where eager alone is exact, NaN where ``a`` differs and float64 is not known."""
-    top1: float = 1.0
-    """The part of the rows (last dimension) where ``a`` is largest where ``e`` is."""
-    equal: bool = True
-    """Of one dtype and shape, and equal in each element; NaN equals NaN."""
-
-
-METRICS: tuple[str, ...] = tuple(Metrics.__dataclass_fields__)
-FAR = Metrics(NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, equal=False)
-LARGE_IS_BAD = ("max_abs", "mean_abs", "max_rel", "ratio")
 
 
 def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
@@ -89,19 +56,6 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
         top1=top1,
         equal=equal,
     )
-
-
-def worst_of(metrics: Iterable[Metrics]) -> Metrics:
-    """The worst of each over several results; NaN is worse than any number."""
-    columns = [asdict(each) for each in metrics] or [asdict(Metrics())]
-
-    def of(name: str) -> Any:
-        values = [column[name] for column in columns]
-        if any(value != value for value in values):
-            return NAN
-        return max(values) if name in LARGE_IS_BAD else min(values)
-
-    return Metrics(**{name: of(name) for name in METRICS})
 
 
 def _dtype_and_layout(value: Any) -> tuple[Any, Any]:
@@ -154,7 +108,7 @@ def _in_units_of_eagers(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor | 
     if torch.equal(a, e):
         return 1.0
     if exact is None or not bool(exact.isfinite().all()):
-        return NAN
+        return math.nan
     theirs, own = (float((value - exact).norm()) for value in (a, e))
     return theirs / own if own else math.inf if theirs else 1.0
 
@@ -166,74 +120,3 @@ def _top1(a: torch.Tensor, e: torch.Tensor) -> float:
     a, e = (value.reshape(-1, value.shape[-1] if value.dim() else 1) for value in rows)
     chosen = e.gather(1, a.argmax(1, keepdim=True))
     return float((chosen == e.amax(1, keepdim=True)).double().mean())
-
-
-# --- a judge, as an expression of them ---
-
-
-class BadJudge(MinidbgError):
-    """An expression that is no judge."""
-
-    how = "compare metrics with numbers, joined by and, or: 'pcc>=0.99', 'top1'"
-    advice = f"{how}; metrics: {', '.join(METRICS)}"
-
-
-COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """``pcc>=0.99``, ``max_abs<1e-3 and equal``; ``top1`` alone: at each row."""
-
-    text: str
-    expression: str
-    """In Python, with the metrics as names: ``top1 == 1`` for ``top1``."""
-
-    @classmethod
-    def of(cls, text: str) -> Judge:
-        """Raises BadJudge."""
-        try:
-            tree = _condition(ast.parse(text.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            why = error.msg if isinstance(error, SyntaxError) else error
-            shown = repr(text).replace("; ", ";")  # what comes after one is advice
-            raise BadJudge(f"{shown} is no judge: {why}") from None
-        return cls(text.strip(), ast.unparse(tree))
-
-    def accepts(self, metrics: Iterable[Metrics]) -> bool:
-        """Whether it is true of each result."""
-        code = compile(self.expression, "<judge>", "eval")
-        return all(eval(code, {"__builtins__": {}}, asdict(each)) for each in metrics)
-
-
-def _condition(tree: ast.expr) -> ast.expr:
-    """``tree`` in Python; nothing but metrics, numbers, comparisons and their ``and`` and ``or`` is
-    in it. Raises ValueError."""
-    match tree:
-        case ast.BoolOp():
-            tree.values = [_condition(part) for part in tree.values]
-            return tree
-        case ast.Name(id="top1" | "equal"):
-            return ast.Compare(tree, [ast.Eq()], [ast.Constant(1)])
-        case ast.Compare():
-            are_metrics = [_is_metric(side) for side in (tree.left, *tree.comparators)]
-            if not any(are_metrics):
-                raise ValueError("it compares no metric")
-            if not all(isinstance(op, COMPARISONS) for op in tree.ops):
-                raise ValueError("only <, <=, >, >= and == compare")
-            return tree
-    raise ValueError(f"{ast.unparse(tree)!r} is no comparison")
-
-
-def _is_metric(tree: ast.expr) -> bool:
-    match tree:
-        case ast.Name():
-            if tree.id not in METRICS:
-                raise ValueError(f"no metric is called {tree.id!r}")
-            return True
-        case (
-            ast.Constant(value=int() | float())
-            | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()))
-        ):
-            return False
-    raise ValueError(f"{ast.unparse(tree)!r} is neither a metric nor a number")

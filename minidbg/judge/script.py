@@ -145,6 +145,8 @@ def main(script: ExecutedScript, argv: list[str], say: Callable[[str], object]) 
     options = parse_arguments(argv)
     if options.tolerances:
         script = replace(script, spec=replace(script.spec, tolerances=options.tolerances))
+    if options.judge:
+        script = replace(script, spec=replace(script.spec, judge=options.judge))
     try:
         if options.one_op:
             found = judged_on_one_op(script, options.device)
@@ -163,7 +165,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
             self.exit(125, f"{self.prog}: {message}\n")  # argparse's own status is 2
 
     parser = Parser(add_help=False)  # nobody but minidbg asks
-    for name in ("--device", "--backend"):
+    for name in ("--device", "--backend", "--judge"):
         parser.add_argument(name)
     parser.add_argument("--tolerances", nargs="+")
     parser.add_argument("--one-op", action="store_true")

@@ -41,21 +41,12 @@ class Nodes(click.Command):
             ctx.exit(WRONG_USAGE)
 
 
-def judge_of(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Any:
-    from minidbg.judge.metrics import Judge
-
-    return Judge.of(text) if text is not None else None
-
-
 @click.command(cls=Nodes)
 @click.argument("path", type=output.REPRO)
 @click.option("--backend", metavar=output.BACKEND, help="Use this backend, not the one in PATH.")
-@click.option(
-    "--judge",
-    metavar="EXPR",
-    callback=judge_of,
-    help="A row is bad where this is false, for example 'pcc>=0.99', or "
-    "'cosine>=0.99 and max_abs<1e-3'. Default: where eager's own error does not explain it.",
+@output.judge_option(
+    "A row is bad where this is false: 'pcc>=0.99', 'cosine>=0.99 and max_abs<1e-3'. "
+    "Default: the judge in PATH, else where eager's own error does not explain it."
 )
 @click.option(
     "--mode",
@@ -76,7 +67,7 @@ def judge_of(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 def nodes(
     path: Path,
     backend: str | None,
-    judge: Any,
+    judge: str,
     mode: str,
     golden: str | None,
     csv_file: Path | None,
@@ -99,11 +90,12 @@ def nodes(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
         case = case_in(path, backend)
-    case = case.with_spec(golden=golden or case.spec.golden)
+    spec = case.spec
+    case = case.with_spec(golden=golden or spec.golden, judge=judge or spec.judge)
     rows = []
     with contextlib.ExitStack() as files:
         writers = [*writers_of(files, csv_file, jsonl_file)]
-        for row in node_rows(case, mode=TableMode(mode), judge=judge, seconds=seconds):
+        for row in node_rows(case, mode=TableMode(mode), seconds=seconds):
             rows.append(row)
             for write in writers:
                 write(row)

@@ -1,7 +1,7 @@
 """The asker's side of the table: many nodes to a child; one that dies or hangs costs its own row.
 
-A child says at which node it is before it begins with it, and is ended where it is silent for longer
-than the limit. The node at which it died or was ended is asked once more, alone and with a longer
+A child says at which node it is before it begins with it, and is ended where it is silent for
+longer than the limit. The node at which it died or was ended is asked once more, alone and with a longer
 limit: a node before it may have done the damage, or the machine was busy. The nodes after it go on
 in another child.
 """
@@ -25,7 +25,6 @@ from minidbg.core.records import record_of
 from minidbg.core.text import last_line
 from minidbg.fx.case import Case
 from minidbg.judge.death import outcome_of_death
-from minidbg.judge.metrics import Judge
 from minidbg.nodes.child import (
     call_names,
     cut_out,
@@ -59,7 +58,6 @@ class Asker:
     case: Case
     package: dict[str, Any]
     mode: TableMode
-    judge: Judge | None
     seconds: float
     submit: workers.Submit
 
@@ -76,10 +74,7 @@ class Asker:
                     call=WRITE_ROWS, stream=writing,
                     seconds=START_S + seconds * (len(names) + 1),
                     memory_bytes=memory_limit(2), fork=oracle.warmup_for(self.case),
-                    argument={
-                        "case": self.package, "names": list(names), "mode": self.mode,
-                        "judge": self.judge.text if self.judge else "",
-                    },
+                    argument={"case": self.package, "names": list(names), "mode": self.mode},
                 ))  # fmt: skip
             finally:
                 os.close(writing)
@@ -115,14 +110,13 @@ def node_rows(
     case: Case,
     *,
     mode: TableMode = TableMode.ISOLATED,
-    judge: Judge | None = None,
     seconds: float = 20.0,
     submit: workers.Submit = workers.submit,
 ) -> Iterator[Row]:
     """A row for each node of ``case``'s graph that gives tensors, in order, as it is there.
 
-    ``judge`` says which row is bad; None: what eager's own error does not explain. ``seconds``
-    are for each node. Raises OSError when no process can be made, and BackendUnreachable.
+    A row is bad by the judge of ``case``. ``seconds`` are for each node. Raises OSError when no
+    process can be made, and BackendUnreachable.
     """
     case = case.with_spec(signature=None, backward=False)
     with contextlib.ExitStack() as stack:
@@ -130,7 +124,7 @@ def node_rows(
         case = stack.enter_context(oracle.pickled_for_children(case))
         package = stack.enter_context(oracle.packed(case))
         limit = seconds if mode is TableMode.ISOLATED else seconds * TIMES_ACCUMULATED
-        asker = Asker(case, package, mode, judge, limit, submit)
+        asker = Asker(case, package, mode, limit, submit)
         names = call_names(case)
         if mode is TableMode.ISOLATED:
             yield from in_two(asker, names)

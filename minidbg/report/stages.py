@@ -33,6 +33,10 @@ from minidbg.fx.effects import is_call
 from minidbg.judge.run import HANDED_BACK
 from minidbg.repro.folder import hidden
 
+NOT_FAILING = {
+    Verdict.GONE: "yes", Verdict.SKIPPED: "not judged", Verdict.INVALID: "not judged"
+}  # fmt: skip
+"""Verdicts of a stage at which no failure shows -> whether its bug is gone."""
 EARLIER = {
     "eager": "dynamo's own graph fails without any backend, so torch.compile's frontend is at fault",
     "aot_eager": "it fails in AOTAutograd already, before any compiler",
@@ -70,8 +74,7 @@ class StageReport:
 
     @property
     def guilty(self) -> str:
-        others = (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID)
-        failing = (name for name, verdict in self.verdicts.items() if verdict not in others)
+        failing = (name for name, verdict in self.verdicts.items() if verdict not in NOT_FAILING)
         return next(failing, "")
 
     @property
@@ -86,8 +89,8 @@ class StageReport:
         whole = {"eager": "AOTAutograd", "aot_eager": "decompositions and partitioner"}
         before = takewhile(lambda name: name != self.backend, self.verdicts)
         stages = {whole.get(name, self.backend): self.verdicts[name] for name in before}
-        words = {Verdict.GONE: "yes", **dict.fromkeys(map(Verdict, FAILING_WORDS), "no")}
-        rows = {what: words.get(verdict, "not judged") for what, verdict in stages.items()}
+        words = {**dict.fromkeys(Verdict, "no"), **NOT_FAILING}
+        rows = {what: words[verdict] for what, verdict in stages.items()}
         return {**dict(reversed(rows.items())), **dict.fromkeys(self.passes, "yes")}
 
     def _stage(self) -> str:

@@ -29,6 +29,7 @@ def run(
     backend: str | None = None,
     options: str = "",
     tolerances: tuple[float, float] | str | None = None,
+    judge: str = "",
     seconds: float = 120.0,
     fork: workers.Warmup | None = None,
     submit: workers.Submit = workers.submit,
@@ -38,7 +39,7 @@ def run(
     ``fork``: in a fork of this process's forkserver, prepared so, which saves the time that
     importing torch takes. ``options``, a dict as text, are added to the backend's options in the
     script. ``tolerances``, relative and absolute or the name of a precision, replace those of the
-    script for wrong results.
+    script for wrong results; ``judge`` is an expression of metrics that replaces them all.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects.
     Raises UnreadableRepro.
@@ -49,6 +50,7 @@ def run(
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
+    argv += ["--judge", judge] if judge else []
     dies, memory = header.spec.expected.kind.traits.dies, None
     if dies:
         own = float(os.environ.get("MINIDBG_TIME_LIMIT_S") or header.spec.time_limit_s)

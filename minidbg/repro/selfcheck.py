@@ -8,6 +8,7 @@ NoShortForm, and a script is written that only shows it.
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from minidbg.codegen.expressions import quoted
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.literals import write_literal
+from minidbg.core.metrics import Judge
 from minidbg.core.outcome import Signature, without_expressions
 from minidbg.core.run_spec import CallPath, Context, Level
 from minidbg.core.script_header import Header
@@ -97,6 +99,9 @@ class ScriptJudge:
             self.refuse(case)
         elif self.leaf:  # no float64 run is asked for
             self.category, self.leaf = "", self.leaf if self.leaf in LEAVES else LEAVES[0]
+        judge = Judge.of(self.spec.judge) if self.spec.judge and self.compares_values else None
+        self.judge = judge.text if judge else ""
+        self.judged = lines_of(judge) if judge else []
         self.has_custom_layout = self.compares_values and has_custom_layout(case.inputs)
 
     def refuse(self, case: Case) -> None:
@@ -139,6 +144,10 @@ class ScriptJudge:
     @property
     def compares_values(self) -> bool:
         return self.category in VALUES
+
+    @property
+    def widens(self) -> bool:
+        return self.compares_values and not self.judged
 
     @property
     def needs_run(self) -> bool:
@@ -246,6 +255,41 @@ class ScriptJudge:
         that the user has given."""
         is_own = self.leaf or self.kind.traits.dies or self.is_about_guards or self.spec.match
         return "_said" if is_own else '" ".join(_said.split())'
+
+
+FORMULAS = {
+    "pcc_": "flat = any(v.max() - v.min() <= 1e-5 * v.abs().max() for v in (a, e))",
+    "pcc": "pcc = torch.allclose(a, e, 1e-2, 1e-2) if flat else torch.corrcoef(torch.stack([a, e]))[0, 1]",
+    "cosine": "cosine = a @ e / a.norm() / e.norm()",
+    "max_abs": "max_abs = (a - e).abs().max()",
+    "mean_abs": "mean_abs = (a - e).abs().mean()",
+    "max_rel": "max_rel = ((a - e) / e)[e != 0].abs().max()",
+    "sqnr": "sqnr = 20 * torch.log10(e.norm() / (a - e).norm())",
+    "equal": "equal = False",
+}
+"""Of a result that differs from eager's and of eager's, as vectors of float64."""
+MOST_LINES = 10
+"""Of the judge in a script, which is to be read."""
+
+
+def lines_of(judge: Judge) -> list[str]:
+    """The body of a function of two tensors, ``a`` and ``e``, that is true where ``judge`` is.
+    Raises NoShortForm."""
+    tree = ast.parse(judge.expression)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    lines = [
+        "a, e = (torch.view_as_real(v.resolve_conj()) if v.is_complex() else v for v in (a, e))",
+        "a, e = (v.detach().cpu().double().flatten() for v in (a, e))",
+        "same = (a == e) | (a.isnan() & e.isnan())",
+        "if same.all():",
+        "    return True",
+        "a, e = (v[~same | e.isfinite()] for v in (a, e))",
+        *(line for name, line in FORMULAS.items() if name.strip("_") in names),
+        f"return bool({judge.expression})",
+    ]
+    if names.difference(FORMULAS) or len(lines) > MOST_LINES:
+        raise NoShortForm(f"the judge {judge.text} needs the whole comparison")
+    return lines
 
 
 def as_said(signature: Signature) -> str:

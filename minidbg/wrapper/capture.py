@@ -93,6 +93,7 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
         backward=failure.direction is Direction.BACKWARD,
         tolerances=settings.allowed,
         golden=settings.golden,
+        judge=settings.judge,
         match=settings.match,
         margin=margin_for(figures),
     )

@@ -258,7 +258,8 @@ class GraphState:
             with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
                 with torch_internals.outside_tracing():
                     copies = before(self.untouched, args, self.mutated, self.settings.golden)
-                spec = RunSpec(BackendRef(link.name, "..."), tolerances=self.settings.allowed)
+                ref, allowed = BackendRef(link.name, "..."), self.settings.allowed
+                spec = RunSpec(ref, tolerances=allowed, judge=self.settings.judge)
                 begun = Verification(copies, link, spec, self.facts)
                 if copies.wants_backward():
                     # a backend may wait for threads that call graphs of ours

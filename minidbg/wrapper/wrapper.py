@@ -151,6 +151,8 @@ def wrap(
       of the value, by dtype; or by the precision that the backend computes float32 in by design:
       ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``. ``golden="cpu"``: eager runs on the CPU,
       for a device whose own eager is in doubt.
+    - ``judge``: an expression of metrics that is true of a right result, ``"pcc>=0.99"``, instead
+      of tolerances and eager's own error.
     - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next
       link) with a warning.
     - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions
@@ -170,7 +172,8 @@ def wrap(
 
     An interpreter that judges a repro gets ``backend`` as it is: its failure is not answered there.
 
-    Raises UnknownBackend, and BadSetting for an unknown setting or option or an invalid value.
+    Raises UnknownBackend, BadJudge, and BadSetting for an unknown setting or option or an invalid
+    value.
     """
     backends = checked_backends(unnamed_backend() if backend is None else backend)
     wrapped = WrappedBackend(backends, dict(options or {}), mode, settings.of_call(given, WrapSettings))

@@ -155,6 +155,7 @@ VARIABLE: tuple[tuple[str, str], ...] = (
     (r"-?0\.0 at \[[\d, ]+\], eager gives nan \(\d+ of \d+", "0.0 at [#], eager gives nan (# of #"),  # chance
     (r"\ballowed [\de.+-]+", "allowed #"),  # by the roundings of this machine's arithmetic
     (r"(RMSE against float64: backend [^,\s]+, eager) [\de.+-]+", r"\1 #"),
+    (r", PCC \S+, ratio [\w.+-]+", ""),
     (r"\b20\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?\S*", "DATE"),
     (r"\bminidbg\.[\w.]*\.(?=[A-Z])", "minidbg."),
     (r"(?m)[ \t]+$", ""),

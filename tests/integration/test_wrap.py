@@ -25,6 +25,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedFakeTensorException
 
 from minidbg.core.errors import BadSetting, ConflictingOptions, UnknownBackend
+from minidbg.core.metrics import BadJudge
 from minidbg.core.outcome import Direction, Kind
 from minidbg.core.settings import Reduce, Settings
 from minidbg.fx.case import Case
@@ -360,6 +361,8 @@ def test_what_the_wrapped_backend_has_not_the_wrapper_has_not() -> None:
         ({"on_failure": "explode"}, BadSetting, "on_failure='explode'.*'raise', 'fallback'"),
         ({"options": {"max_autotun": True}}, BadSetting, "no option 'max_autotun'; did you mean 'max_auto"),
         ({"options": {"max_autotune": "yes"}}, BadSetting, "max_autotune"),
+        ({"judge": "psnr>3"}, BadJudge, "'psnr>3' is no judge: no metric is called 'psnr'"),
+        ({"judge": ""}, BadSetting, "judge='' .*must be a string"),
         ({"mode": "max-autotun"}, BadSetting, "mode='max-autotun'.*did you mean 'max-autotune'"),
     ],
 )

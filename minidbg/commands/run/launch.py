@@ -163,7 +163,7 @@ def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -
 
 
 def recompiled_lines(events: Iterable[dict[str, Any]]) -> list[str]:
-    """How often dynamo compiled functions again in all processes; a few with a guard that failed."""
+    """How often dynamo compiled functions again: in all, and of a few the guard that failed."""
     times, guards = Counter[tuple[str, str, int]](), dict[tuple[str, str, int], str]()
     for event in events:
         function, path, line = event["where"]

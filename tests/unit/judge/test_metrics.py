@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.ao.ns.fx.utils import compute_cosine_similarity, compute_sqnr
 
-from minidbg.judge.metrics import BadJudge, Judge, Metrics, metrics_of, worst_of
+from minidbg.core.metrics import BadJudge, Judge, Metrics, worst_of
+from minidbg.judge.metrics import metrics_of
 
 NAN, INF = math.nan, math.inf
 T = torch.tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch import fx
 from minidbg import commands
 from minidbg.core.run_spec import Context
 from minidbg.fx.case import Case
-from minidbg.judge.metrics import Judge
 from minidbg.nodes.row import Row, TableMode
 from minidbg.nodes.walk import node_rows
 from minidbg.repro.cases import backend_named, case_of
@@ -62,6 +61,22 @@ def test_the_planted_node_is_the_only_bad_row() -> None:
     assert off == []
 
 
+def returns_what_it_got(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return lambda *inputs: (inputs[0],) if "add" in gm.code else gm(*inputs)
+
+
+def test_a_sum_with_zero_may_be_its_own_argument() -> None:
+    graph = fx.Graph()
+    graph.output((graph.call_function(torch.add, (graph.placeholder("x"), 0.0)),))
+    backend, context = backend_named(returns_what_it_got), Context(grad=False)
+    case = case_of(fx.GraphModule({}, graph), (torch.ones(3),), backend, context=context)
+    (row,) = node_rows(case, seconds=SECONDS)
+    assert (row.status, row.reason) == (
+        "ok",
+        "output 0 and input 0 after the call share memory; in eager they do not",
+    )
+
+
 @pytest.mark.slow
 def test_a_node_that_hangs_costs_its_own_row() -> None:
     (bad,) = [
@@ -91,10 +106,11 @@ def test_accumulated_values_are_bad_from_the_planted_node_on() -> None:
 
 def test_a_judge_of_ones_own_says_which_row_is_bad() -> None:
     case = chain(on_op("softmax", "values"), before=2, after=1)
-    assert shown(list(node_rows(case, judge=Judge.of("pcc>=0.99"), seconds=SECONDS))) == []
-    assert shown(list(node_rows(case, judge=Judge.of("max_abs<1e-4"), seconds=SECONDS))) == [
-        ("softmax", "numerics_fail")
+    answers = [
+        shown(list(node_rows(case.with_spec(judge=judge), seconds=SECONDS)))
+        for judge in ("pcc>=0.99", "max_abs<1e-4")
     ]
+    assert answers == [[], [("softmax", "numerics_fail")]]
 
 
 class OfOps(torch.nn.Module):
