@@ -41,6 +41,7 @@ integration/test_ended_reductions.py::test_ctrl_c_of_the_command_writes_the_best
 integration/test_by_chance.py::test_a_failure_in_half_of_its_runs_is_reduced_to_its_culprit
 integration/test_main_path.py::test_reducing_a_repro_that_was_edited_by_hand
 integration/test_readme.py::test_the_program_of_the_first_page_ends_as_shown
+device/test_whole_flow.py::test_a_failure_only_there_ends_as_a_repro_whose_stages_say_so[wrong:gelu]
 property/test_verdict.py::test_all_programs[programs of wrong results are silent in wider arithmetic]
 property/test_verdict.py::test_all_programs[a wrong result is found whatever lies beside it]
 property/test_verdict.py::test_all_programs[a healthy result is silent]
