@@ -98,7 +98,7 @@ def forking() -> Iterator[Finding]:
     """One question, as a reduction asks it: in a fork of an interpreter that only forks."""
     began = time.monotonic()
     try:
-        request = workers.Request(call=f"{__name__}:a_question", seconds=QUESTION_S, fork=workers.Warmup())
+        request = workers.Request(call=f"{__name__}:tiny_backward", seconds=QUESTION_S, fork=workers.Warmup())
         asked = workers.submit(request).result()
     except OSError as error:
         yield missing("fork", f"no process can be made: {error}", "raise the limit of processes")
@@ -112,7 +112,7 @@ def forking() -> Iterator[Finding]:
     yield missing("fork", f"a forked interpreter does not compute: {why}", advice)
 
 
-def a_question(argument: Mapping[str, Any], note: object) -> float:
+def tiny_backward(argument: Mapping[str, Any], note: object) -> float:
     """In a child: a product and its gradient."""
     import torch
 

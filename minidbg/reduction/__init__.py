@@ -1,5 +1,5 @@
 """From a failing graph to the few nodes that fail: passes, driver, the way to a verified script."""
 
-from minidbg.reduction.core import Minimized, minimize
+from minidbg.reduction.driver import Minimized, minimize
 
 __all__ = ["Minimized", "minimize"]

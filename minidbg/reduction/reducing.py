@@ -36,7 +36,7 @@ from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import run
 from minidbg.judge.compare import margin_for
 from minidbg.oracle.execute import ANOTHER_GRAPH
-from minidbg.reduction import context_passes, core
+from minidbg.reduction import context_passes, driver
 from minidbg.reduction.find import hints_from_error
 from minidbg.reduction.publishing import VERIFY_SECONDS, Reduced, publish_first_that_fails, with_failure
 from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult, on_stream, silent
@@ -351,7 +351,7 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> Search:
     )
     try:
         with contextlib.suppress(NotReproduced):  # then nothing of it is proven
-            core.reduce_graph(search, simplify=True)
+            driver.reduce_graph(search, simplify=True)
     except KeyboardInterrupt:
         session.interrupted = True
     return search

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
-from minidbg.reduction.core import Minimized, minimize
+from minidbg.reduction.driver import Minimized, minimize
 
 RECORDED = Path(__file__).with_name("recorded.json")
 Fails = Callable[[fx.GraphModule, Sequence[Any]], bool]

@@ -17,7 +17,7 @@ from torch import fx
 from minidbg.codegen.size import canonical_text
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values
-from minidbg.reduction.core import Minimized, minimize, reduce_graph
+from minidbg.reduction.driver import Minimized, minimize, reduce_graph
 from minidbg.reduction.search import Candidate, Search
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed % 4 > 0)) for seed in range(25)]

@@ -21,7 +21,7 @@ from distributed.scheduler import KilledWorker
 
 from minidbg import __version__
 from minidbg.core.errors import MinidbgError
-from minidbg.extras.cluster.routing import Code
+from minidbg.extras.cluster.routing import ZippedSources
 from minidbg.extras.cluster.worker import PLUGIN_NAME, Unpacks, judge_request, resource_of
 from minidbg.watch.daemon import DevicesChanged, Message
 from minidbg.watch.events import Notice
@@ -69,12 +69,12 @@ class Machines:
 
     # A run
 
-    def submit(self, device: str, request: Request, code: Code) -> Future[Ended]:
+    def submit(self, device: str, request: Request, code: ZippedSources) -> Future[Ended]:
         end: Future[Ended] = Future()
         threading.Thread(target=self.run, args=(end, device, request, code), daemon=True).start()
         return end
 
-    def run(self, end: Future[Ended], device: str, request: Request, code: Code) -> None:
+    def run(self, end: Future[Ended], device: str, request: Request, code: ZippedSources) -> None:
         """In a thread: have it run, and wait."""
         ended = task = None
         try:

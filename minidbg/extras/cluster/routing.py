@@ -30,7 +30,7 @@ ALSO_IGNORED = (".py", ".so", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class ZippedSources:
     """A zip with each file at its absolute path on this machine; ``paths`` lead ``sys.path``."""
 
     digest: str
@@ -42,14 +42,14 @@ class Others(Protocol):
     """Other machines; of each ``machine/device`` what ``devices_of_machine`` says. Tests script theirs."""
 
     def devices(self) -> Mapping[str, Mapping[str, str]]: ...
-    def submit(self, device: str, request: Request, code: Code) -> Future[Ended]: ...
+    def submit(self, device: str, request: Request, code: ZippedSources) -> Future[Ended]: ...
     def close(self) -> None: ...
 
 
 class RoutingPool:
     def __init__(self, others: Others, here: Pool, tell: Callable[[Message], None]) -> None:
         self.others, self.here, self.tell = others, here, tell
-        self.code: Code | None = None
+        self.code: ZippedSources | None = None
         """As it was at the sweep's first run elsewhere."""
 
     def submit(self, request: Request) -> Future[Ended]:
@@ -89,7 +89,7 @@ class RoutingPool:
         self.here.close()
 
 
-def packed_code(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
+def packed_code(roots: Iterable[str], tell: Callable[[Message], None]) -> ZippedSources:
     """Files of these trees and single files. Installed ones stay, torch too: machines have them."""
     torch = find_spec("torch")
     stays = (*site_packages(), f"{os.path.dirname(torch.origin or '')}/" if torch else os.devnull)
@@ -108,7 +108,7 @@ def packed_code(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
             archive.writestr(path.lstrip("/"), content)
     size = f"{plural(len(files), 'file')}, {buffer.tell() / 1000:.0f} kB"
     tell(Notice(f"sending the watched files ({size}) to the other machines, and nothing else"))
-    return Code(total.hexdigest()[:40], buffer.getvalue(), paths)
+    return ZippedSources(total.hexdigest()[:40], buffer.getvalue(), paths)
 
 
 def import_folder(root: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.reduction.core import reduce_graph
+from minidbg.reduction.driver import reduce_graph
 from minidbg.reduction.search import Candidate, Oracle, Search
 
 OPS = (torch.sin, torch.cos, torch.relu)

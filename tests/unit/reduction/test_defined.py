@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from minidbg.fx.effects import tensors_in
-from minidbg.reduction.core import Minimized, minimize
+from minidbg.reduction.driver import Minimized, minimize
 
 
 def simplified(

@@ -11,7 +11,7 @@ from graphs_to_reduce import Needs, call_count, call_names, chain, graph_of, row
 from torch import fx
 
 from minidbg.core.errors import MinidbgError, NotReproduced
-from minidbg.reduction.core import minimize
+from minidbg.reduction.driver import minimize
 
 
 def test_single_culprit_is_all_that_is_left() -> None:

@@ -14,7 +14,7 @@ from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
 from minidbg.codegen.size import targets_of_calls
-from minidbg.reduction.core import Minimized, minimize
+from minidbg.reduction.driver import Minimized, minimize
 
 Program = Callable[[Tensor], Any]
 

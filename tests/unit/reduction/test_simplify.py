@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from minidbg.core.kinds import Kind
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.reduction.core import Minimized, minimize
+from minidbg.reduction.driver import Minimized, minimize
 
 Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
 
