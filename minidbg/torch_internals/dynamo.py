@@ -20,7 +20,7 @@ from minidbg.core.run_spec import Level
 from minidbg.torch_internals.aot import in_backward
 from minidbg.torch_internals.operators import SET_GRAD
 from minidbg.torch_internals.private_names import nothing_around, private, private_or
-from minidbg.torch_internals.tensors import is_fake, lazy_graph_module
+from minidbg.torch_internals.tensors import append_node, is_fake, lazy_graph_module
 
 
 @contextlib.contextmanager
@@ -182,8 +182,7 @@ def graphs_given_to_backends() -> Iterator[list[list[torch.fx.Node]]]:
         if threading.get_ident() != thread:
             return original(self, gm, example_inputs)
         copied = torch.fx.Graph()
-        copied.graph_copy(gm.graph, {})
-        graphs.append(calls_that_count(copied))
+        graphs.append([append_node(copied, node, (), {}) for node in calls_that_count(gm.graph)])
         try:
             return original(self, gm, example_inputs)
         except Exception as error:
