@@ -8,7 +8,6 @@ no mode behind.
 from __future__ import annotations
 
 import copy
-import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -260,15 +259,17 @@ class Recording:
         """
         env: Env = {}
         with self._surroundings(env):
-            inputs = iter(self._fresh_inputs())
+            # cloned where the graph writes to them; aliasing among the clones is kept
+            own = [node for node in self.placeholders if node.name in self._cloned]
+            clones = clone_values([self.input_of[node] for node in own])
+            values = self.input_of | dict(zip(own, clones, strict=True))
             for position, node in enumerate(self.nodes[:stop]):
                 visit(position, env)
                 writes = node in self.writing
                 if writes:
                     self._protect(node, env, held)
                 before = versions(node, self.writing[node], env) if wrote and writes else []
-                is_input = node.op == "placeholder"
-                env[node] = next(inputs) if is_input else self._execute(node, env)
+                env[node] = values[node] if node in values else self._execute(node, env)
                 if wrote and writes:
                     wrote(position, written_tensors(node, before))
                 for used in node.all_input_nodes:
@@ -293,13 +294,6 @@ class Recording:
             return called(*args, **kwargs)
         except Exception as error:  # the graph is foreign code: its failure is an answer
             raise EagerFailure(node, error) from error
-
-    def _fresh_inputs(self) -> list[Any]:
-        """The inputs, cloned where the graph writes to them; aliasing among the clones is kept."""
-        is_cloned = [node.name in self._cloned for node in self.placeholders]
-        clones = iter(clone_values(list(itertools.compress(self.inputs, is_cloned))))
-        pairs = zip(is_cloned, self.inputs, strict=True)
-        return [next(clones) if chosen else value for chosen, value in pairs]
 
     def _protect(self, node: fx.Node, env: Env, held: Held) -> None:
         """Before ``node`` writes: held values in its arguments' storages get one of their own."""
