@@ -51,9 +51,13 @@ def wrong_elements(
     near = rounding, absolute + (rounding * usual if reference is None else 0.0)
     others = [run for run in (reference, *runs) if run is not None]
     values = actual, expected, expected if reference is None else reference, *others
-    own = _OwnError(decided_from, usual, expected.dtype)
-    for _, (a, e, r, *rest) in _chunks(*values):
-        own.add(a, e, r, rest)
+    # of a tensor that is rounding errors alone rounding decides nothing: they are judged by their size
+    for least in (decided_from, math.inf):
+        own = _OwnError(least, usual, expected.dtype)
+        for _, (a, e, r, *rest) in _chunks(*values):
+            own.add(a, e, r, rest)
+        if not (_has_floats(expected) and 2 * own.whole > usual * math.sqrt(expected.numel())):
+            break
     if reference is not None and own.is_of_roundings:
         near = min(near[0], ROUNDINGS * own.eps), near[1]
     factor = FACTOR if expected.numel() > TINY else FACTOR_TINY
@@ -82,8 +86,6 @@ def wrong_elements(
             for other in rest:
                 differs &= ~_agrees(a, other, expected.dtype)
             odd.add(start, torch.where(differs, math.inf, 0.0), differs.double(), margin)
-    if _has_floats(expected) and 2 * own.whole > usual * math.sqrt(expected.numel()):
-        decided = 0  # the tensor is rounding errors alone, and was judged by their size
     if not (wrong.number or odd.number):
         return Elements(None, decided)
     # what there is more of: memory that is read by mistake may hold a NaN or not
