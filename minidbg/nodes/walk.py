@@ -1,7 +1,8 @@
 """The asker's side of the table: many nodes to a child; one that dies or hangs costs its own row.
 
 A child says at which node it is before it begins with it, and is ended where it is silent for
-longer than the limit. The node at which it died or was ended is asked once more, alone and with a longer
+longer than the limit. There is one child at a time: a device may be there for one process alone.
+The node at which it died or was ended is asked once more, alone and with a longer
 limit: a node before it may have done the damage, or the machine was busy. The nodes after it go on
 in another child.
 """
@@ -12,9 +13,7 @@ import contextlib
 import json
 import os
 import select
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,8 +38,6 @@ from minidbg.workers import Request
 WRITE_ROWS = "minidbg.nodes.child:write_rows"
 MOST_IN_A_CHILD = 50
 """Nodes of one child: what torch keeps of each goes with it."""
-FEW = 30
-"""Nodes for which a second child is not worth its start."""
 TIMES_ALONE = 3.0
 """The limit of a node that is asked once more, in units of the limit of others."""
 START_S = 300.0
@@ -127,32 +124,17 @@ def node_rows(
         asker = Asker(case, package, mode, limit, submit)
         names = call_names(case)
         if mode is TableMode.ISOLATED:
-            yield from in_two(asker, names)
+            yield from isolated(asker, names)
         else:
             yield from accumulated(asker, names, len(names))
 
 
-def in_two(asker: Asker, names: Sequence[str]) -> Iterator[Row]:
-    """The rows of each node alone; of a large graph by two children at a time."""
-    middle = (len(names) + 1) // 2 if len(names) > FEW else len(names)
-    is_over = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        later = pool.submit(lambda: list(isolated(asker, names[middle:], is_over)))
-        try:
-            yield from isolated(asker, names[:middle], is_over)
-            yield from later.result()
-        finally:
-            is_over.set()
-
-
-def isolated(asker: Asker, names: Sequence[str], is_over: threading.Event) -> Iterator[Row]:
+def isolated(asker: Asker, names: Sequence[str]) -> Iterator[Row]:
     waiting, alone = list(names), False
-    while waiting and not is_over.is_set():
+    while waiting:
         end: dict[str, Any] | None = None
         count, times = (1, TIMES_ALONE) if alone else (MOST_IN_A_CHILD, 1.0)
         for line in asker.lines(waiting[:count], times):
-            if is_over.is_set():
-                return
             if "end" in line:
                 end = line
             elif "at" not in line:
