@@ -66,7 +66,7 @@ TOLERANCES = {
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
-MOST_IN_WORDS = 1 << 26  # elements of which float64 copies are made for a message
+MOST_IN_WORDS = 1 << 24  # elements of which float64 copies are made for a message
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 UNSTEADY = "eager differs from itself, or may with other random numbers"
 MOST_MARGIN = 10.0
