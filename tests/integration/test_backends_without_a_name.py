@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from support.command_line import cli, python
 from torch import fx
 
 import minidbg
@@ -109,8 +108,9 @@ def kept_in(report: Report) -> str:
 
 @pytest.mark.slow
 def test_a_closure_is_reduced_and_its_script_is_judged_once_it_has_its_backend(tmp_path: Path) -> None:
-    report = failing(make(3), tmp_path)
+    from support.command_line import python  # late: scripts import this file, and know no support
 
+    report = failing(make(3), tmp_path)
     script = report.missing_backend
     assert script is not None, report.line
     assert script.parent == tmp_path / ".minidbg" / "missing_backend"
@@ -224,6 +224,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_crash_leaves_the_graph_and_says_what_ended_with_the_process(tmp_path: Path) -> None:
+    from support.command_line import cli, python
+
     (tmp_path / "train.py").write_text(PROGRAM)
     ended = python("train.py", cwd=tmp_path)
 

@@ -215,3 +215,11 @@ def test_symbolic_int_that_a_shape_is_made_of_stays_an_input() -> None:
     names = [node.name for node in piece.graph_module.graph.nodes if node.op == "placeholder"]
     assert set(sizes) & set(names)
     assert isinstance(piece.inputs[-1], Tensor)
+
+
+def test_meta_and_names_stay() -> None:
+    recording = recorded(chain, torch.ones(3))
+    for node in recording.nodes:
+        node.meta["mark"] = node.name
+    piece = cut(recording, "cos")
+    assert [node.meta.get("mark") for node in piece.graph_module.graph.nodes] == ["sin", "cos", None]

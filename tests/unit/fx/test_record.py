@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from minidbg import torch_internals
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.fx.effects import FactType
 from minidbg.fx.record import EagerFailure, Recording
@@ -86,6 +87,33 @@ def test_random_values_are_the_same_each_time_and_the_callers_stream_is_left_alo
     later = value(found, "rand_like", "cos").clone()
     assert torch.equal(later, value(found, "rand_like", "sin")), "an earlier moment is computed anew"
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_value_holds_no_autograd_history_but_still_requires_grad() -> None:
+    x = torch.ones(3, requires_grad=True)
+    found = value(recording(lambda x: x.sin().cos(), x), "sin", "cos")
+    assert found.is_leaf
+    assert found.requires_grad
+
+
+def test_modes_in_the_graph_are_in_force_and_gone_afterwards() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    enter, leave = torch_internals.autocast_functions()
+    opened = graph.call_function(enter, ("cpu", torch.bfloat16, True, None))
+    product = graph.call_function(torch.mm, (x, x))
+    inside = graph.call_function(torch.mm, (product, product))
+    graph.call_function(leave, (opened,))
+    graph.call_function(torch_internals.grad_mode_function(), (False,))
+    graph.output((inside,))
+    found = Recording(fx.GraphModule(torch.nn.Module(), graph), (torch.eye(2),))
+    assert found.facts[product].traits[0] is torch.bfloat16
+    (stopped_inside,) = found.values([(found.index[inside], product)])
+    assert stopped_inside.dtype is torch.bfloat16
+    (resumed_inside,) = found.values([(found.index[inside] + 1, inside)])
+    assert resumed_inside.dtype is torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
 
 
 def test_failing_graph_gives_the_values_before_the_failure() -> None:

@@ -111,3 +111,10 @@ def test_the_default_dtype_is_as_before_also_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         in_float64(lambda x: x @ torch.ones(4), torch.ones(3))
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_integers_stay_as_they_are() -> None:
+    x, count = torch.tensor([1, 2], dtype=torch.int32), 3
+    result = in_float64(lambda x, n: x.to(torch.int8) + n, x, count)
+    assert result.dtype is torch.int8
+    assert result.tolist() == [4, 5]

@@ -71,3 +71,9 @@ def test_values_beyond_the_limit_are_refused(make_case):
 def test_every_script_can_be_imported(make_case, tmp_path, kind, call, form):
     path = write(make_case(signature=Signature(kind), call=call), tmp_path / "r.py", form)
     assert ("test_repro" in runpy.run_path(str(path), run_name="r")) is (form is Form.SHORT)
+
+
+def test_dynamic_dimensions_are_marked(make_case):
+    case = make_case(dynamic=True, dynamic_dims=((0, 1),))
+    marks = "torch._dynamo.maybe_mark_dynamic(x, 0)\n    torch._dynamo.maybe_mark_dynamic(x, 1)"
+    assert marks in top_of(case)

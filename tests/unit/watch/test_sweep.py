@@ -187,6 +187,16 @@ def test_where_the_fresh_server_ends_under_a_fork_interpreters_of_their_own_go_o
     assert not any(run.forked for run in runs)
 
 
+def test_a_change_during_the_sweep_drops_what_was_not_vouched_for() -> None:
+    sweep = sweep_over(state("a.py"), state("b.py"))
+    canary, run = started(sweep)
+    assert report(sweep, run, REPRODUCES) == []
+    sweep.supersede()
+    assert started(sweep) == []
+    assert report(sweep, canary, GONE) == []
+    assert started(sweep) == []
+
+
 def test_a_repro_that_warm_workers_misjudge_is_asked_fresh_until_its_script_changes() -> None:
     known = state("a.py", disagreements=2)
     for one, is_fresh in ((known, True), (replace(known, script="edited"), False)):

@@ -149,3 +149,18 @@ def test_a_graph_of_aot_autograd_is_called_by_itself_without_gradients_and_autoc
 def test_a_backend_is_looked_for_once() -> None:
     known = Link("eager")
     assert reference_of_link(known, Settings()) is reference_of_link(known, Settings())
+
+
+def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:
+    graph = small_graph()
+
+    def refuse_relu() -> None:
+        for node in graph.graph.nodes:
+            if node.target is torch.relu:
+                raise ValueError("no kernel")
+
+    try:
+        refuse_relu()
+    except ValueError as error:
+        failure = Failure(graph, (torch.ones(2),), Link("eager"), Kind.COMPILE, error)
+    assert case_of_failure(failure, Settings()).provenance.suspects == ("relu",)
