@@ -86,6 +86,13 @@ def test_keyboard_interrupt_passes(case_of: CaseOf) -> None:
         execute(case_of(interrupts))
 
 
+def test_unreachable_backend_is_skipped(case_of: CaseOf) -> None:
+    gone = BackendRef("acme", "acme.compiler", setup=("import acme_that_is_not_here",))
+    outcome = execute(case_of(None).with_spec(backend=gone))
+    assert outcome.verdict is Verdict.SKIPPED
+    assert "acme_that_is_not_here" in outcome.reason
+
+
 @BOTH_PATHS
 def test_nothing_of_the_case_or_the_process_is_changed(case_of: CaseOf, call: CallPath) -> None:
     def writes(x: torch.Tensor) -> torch.Tensor:
