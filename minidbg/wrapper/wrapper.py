@@ -149,8 +149,8 @@ def wrap(
       graph are compared with eager.
     - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units
       of the value, by dtype; or by the precision that the backend computes float32 in by design:
-      ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``. ``golden="cpu"``: eager runs on the CPU,
-      for a device whose own eager is in doubt.
+      ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
+    - ``golden``: ``"cpu"`` runs eager on the CPU, for a device whose own eager is in doubt.
     - ``judge``: an expression of metrics that is true of a right result, ``"pcc>=0.99"``, instead
       of tolerances and eager's own error.
     - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next
