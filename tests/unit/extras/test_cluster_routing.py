@@ -12,7 +12,7 @@ from support.doubles import Children
 
 from minidbg.core.errors import BadSetting
 from minidbg.extras.cluster.commands import security_of
-from minidbg.extras.cluster.routing import Code, RoutingPool
+from minidbg.extras.cluster.routing import ZippedSources, RoutingPool
 from minidbg.watch.settings import DEVICES_CALL
 from minidbg.workers import Ended, Request
 
@@ -47,7 +47,7 @@ def test_a_run_goes_to_its_machine_with_what_is_watched_and_the_others_stay(tmp_
     def devices() -> dict[str, object]:
         return pool.submit(Request(call=DEVICES_CALL)).result().value["devices"]
 
-    def sent(text: str) -> Code:
+    def sent(text: str) -> ZippedSources:
         source.write_text(text)
         pool.submit(away)
         return there.sent

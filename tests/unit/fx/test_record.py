@@ -99,7 +99,7 @@ def test_value_holds_no_autograd_history_but_still_requires_grad() -> None:
 def test_modes_in_the_graph_are_in_force_and_gone_afterwards() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
-    enter, leave = torch_internals.autocast_functions()
+    enter, leave = torch_internals.AUTOCAST_FUNCTIONS
     opened = graph.call_function(enter, ("cpu", torch.bfloat16, True, None))
     product = graph.call_function(torch.mm, (x, x))
     inside = graph.call_function(torch.mm, (product, product))
