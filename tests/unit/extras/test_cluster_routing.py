@@ -12,7 +12,7 @@ from support.doubles import Children
 
 from minidbg.core.errors import BadSetting
 from minidbg.extras.cluster.commands import security_of
-from minidbg.extras.cluster.routing import ZippedSources, RoutingPool
+from minidbg.extras.cluster.routing import RoutingPool, ZippedSources
 from minidbg.watch.settings import DEVICES_CALL
 from minidbg.workers import Ended, Request
 

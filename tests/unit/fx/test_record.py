@@ -104,7 +104,7 @@ def test_modes_in_the_graph_are_in_force_and_gone_afterwards() -> None:
     product = graph.call_function(torch.mm, (x, x))
     inside = graph.call_function(torch.mm, (product, product))
     graph.call_function(leave, (opened,))
-    graph.call_function(torch_internals.grad_mode_function(), (False,))
+    graph.call_function(torch_internals.SET_GRAD, (False,))
     graph.output((inside,))
     found = Recording(fx.GraphModule(torch.nn.Module(), graph), (torch.eye(2),))
     assert found.facts[product].traits[0] is torch.bfloat16
