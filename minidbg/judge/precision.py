@@ -62,7 +62,11 @@ def changed_copy(value: Any, change: ChangeTensor, mode: Callable[[], Any]) -> A
     changed = clone_values([tensor.detach() for tensor in own], change)
     for tensor, clone in zip(copies, changed, strict=True):  # a copied parameter lost its strides
         tensor.data = clone
-    model.forward = within(mode, model.forward)
+    modes = vars(model)["modes_of_copy"] = (*vars(value).get("modes_of_copy", ()), mode)
+    forward = type(model).forward.__get__(model)  # a copy's own would run the model it is of
+    for entered in modes:
+        forward = within(entered, forward)
+    model.forward = forward
     return model
 
 
@@ -102,8 +106,8 @@ class OnCpu(TorchFunctionMode):
             return args[0]
 
         def on_cpu(argument: Any) -> Any:
-            if not isinstance(argument, torch.device | str):
-                return within(OnCpu, argument)
+            if not isinstance(argument, torch.device | str):  # an autocast can be called too
+                return argument if "autocast" in name else within(OnCpu, argument)
             return type(argument)("cpu") if str(argument).partition(":")[0] in kinds else argument
 
         named = {key: on_cpu(value) for key, value in (kwargs or {}).items()}

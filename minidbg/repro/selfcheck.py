@@ -220,10 +220,6 @@ class ScriptJudge:
         """The statement raising for a bad ``model``; if eager's does, the backend is unjudged."""
         return f"_check({model}, {here})" if self.leaf else self.call(model, here)
 
-    def judging_eager(self) -> str:
-        here = self.golden or "_device"
-        return self.judging(self.eager(here), here)
-
     def backend_line(self) -> str:
         """The statement that fails where the backend's name is unknown; none for torch's own."""
         return "torch._dynamo.lookup_backend(backend)" if self.name not in ("", *ALWAYS_REGISTERED) else ""
