@@ -42,7 +42,7 @@ from minidbg.judge.eager_runs import (
     EagerRuns,
     Tag,
     eager_runs_of,
-    left_by,
+    leaves_of,
     moved,
     same_but_for_rounding,
 )
@@ -106,12 +106,12 @@ class Comparison:
 
         ``notes`` gets what is unjudged, ``unjudged`` the labels of the leaves of which nothing was.
         """
-        actual, expected = left_by(self.actual), left_by(self.expected)
+        actual, expected = leaves_of(self.actual), leaves_of(self.expected)
         eager_runs = eager_runs_of(self.eager, explained_by)
         return mismatch(actual, expected, eager_runs, self.spec, notes, unjudged)
 
     def difference_of_form(self) -> Difference | None:
-        actual, expected = left_by(self.actual), left_by(self.expected)
+        actual, expected = leaves_of(self.actual), leaves_of(self.expected)
         for where, leaf in expected.items():
             a, e = (run.value if run else None for run in (actual.get(where), leaf))
             if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):

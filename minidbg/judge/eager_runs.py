@@ -150,7 +150,7 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
         torch.equal(states.get(name, now), now) for name, now in generator_states(())
     )
     if sensitivity.draws and sensitivity.is_open:
-        run = left_by(eager(seed=OTHER_SEED))
+        run = leaves_of(eager(seed=OTHER_SEED))
     if sensitivity.draws or not sensitivity.is_open:
         yield run
 
@@ -208,7 +208,7 @@ def run_of(eager: Eager, *change: Any, **seed: int) -> Leaves:
     run can explain nothing."""
     with preserving_thread_state():  # also what a frame of the failed run had held open
         try:
-            return left_by(eager(*change, **seed))
+            return leaves_of(eager(*change, **seed))
         except Exception as error:
             if is_out_of_memory(error):
                 what = "memory does not suffice for a run of eager that might explain a difference"
@@ -245,5 +245,5 @@ def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
     return distance_between(two, one) <= max(math.sqrt(torch.finfo(one.dtype).eps), FACTOR * error)
 
 
-def left_by(run: dict[str, Any]) -> Leaves:
+def leaves_of(run: dict[str, Any]) -> Leaves:
     return collect_leaves(run["outputs"], run["inputs_after"], run["gradients"])

@@ -77,7 +77,7 @@ class Runnable:
         model, inputs = self.made(change_of_eager(self.spec.golden, change))
         with entered_modes(self.spec.context):
             torch.manual_seed(seed)
-            return left_by_run(model, model, inputs, backward=self.spec.backward)
+            return collect_run(model, model, inputs, backward=self.spec.backward)
 
     def passes_in_eager(self) -> bool:
         """Whether the program goes through dynamo without its backend."""
@@ -171,7 +171,7 @@ def run_compiled(
             function = compile_by_torch(compiler, model, inputs, spec)
         torch.manual_seed(SEED)
         then = partial(now, "runtime", "backward")
-        left = left_by_run(function, model, inputs, backward=spec.backward, before_backward=then)
+        left = collect_run(function, model, inputs, backward=spec.backward, before_backward=then)
     except (KeyboardInterrupt, TorchNameMissing):
         raise
     except BaseException as error:  # noqa: BLE001 - a backend's error, SystemExit too, is an answer
@@ -272,7 +272,7 @@ def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], spec: R
 
 
 @preserving_thread_state()  # a run that raises inside vmap would leave its level to the next one
-def left_by_run(
+def collect_run(
     function: Any,
     model: Any,
     inputs: tuple[Any, ...],
@@ -293,10 +293,10 @@ def left_by_run(
         if not may_refuse:
             raise
     devices.synchronize((gradients or {}).values())
-    return left_behind(outputs, model, inputs, gradients)
+    return collected(outputs, model, inputs, gradients)
 
 
-def left_behind(
+def collected(
     outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any] | None
 ) -> dict[str, Any]:
     after = {str(i): value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}

@@ -25,7 +25,7 @@ from minidbg.fx.effects import Mode as ModeChange
 from minidbg.fx.pieces import CannotExtract, Piece, is_tensor, is_unpacking, parts_of
 from minidbg.fx.record import Recording
 from minidbg.judge.compare import Comparison, Difference, mismatch
-from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, left_by
+from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, leaves_of
 from minidbg.judge.leaves import CannotCompare, Leaves
 from minidbg.judge.metrics import metrics_of
 from minidbg.judge.run import BY_DESIGN, HANDED_BACK, entered_modes
@@ -88,7 +88,7 @@ class Table:
         if not comparisons or outcome.verdict in (Verdict.INVALID, Verdict.SKIPPED):
             yield {"failed": why(outcome), "status": status_of_failure(outcome)}
             return
-        actual, expected = left_by(comparisons[0].actual), left_by(comparisons[0].expected)
+        actual, expected = leaves_of(comparisons[0].actual), leaves_of(comparisons[0].expected)
         runs = eager_runs_of(comparisons[0].eager, frozenset(Tag))
         for index, node in enumerate(asked):
             own, wanted = (part_of_output(leaves, index) for leaves in (actual, expected))
@@ -116,7 +116,7 @@ class Table:
         if not comparisons or outcome.verdict in (Verdict.INVALID, Verdict.SKIPPED):
             return replace(row, status=status_of_failure(outcome), reason=why(outcome))
         runs = eager_runs_of(comparisons[0].eager, frozenset(Tag))
-        actual, expected = left_by(comparisons[0].actual), left_by(comparisons[0].expected)
+        actual, expected = leaves_of(comparisons[0].actual), leaves_of(comparisons[0].expected)
         row = replace(row, ran_on=ran_on(actual, outcome))
         return self.measured(row, actual, expected, runs)
 

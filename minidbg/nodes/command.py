@@ -90,8 +90,7 @@ def nodes(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
         case = case_in(path, backend)
-    spec = case.spec
-    case = case.with_spec(golden=golden or spec.golden, judge=judge or spec.judge)
+    case = case.with_spec(golden=golden or case.spec.golden, judge=judge or case.spec.judge)
     rows = []
     with contextlib.ExitStack() as files:
         writers = [*writers_of(files, csv_file, jsonl_file)]

@@ -236,11 +236,11 @@ class Daemon:
         )  # fmt: skip
         self.announce(events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed)))
         roots = repositories_worth_building(root for root in watched.roots if root not in watched.loaded)
-        self.beside(lambda: Revised(number, revisions(roots)))
+        self.post_from_thread(lambda: Revised(number, revisions(roots)))
         self.publish(self.sweep, unable)
         self.fill(self.sweep)
 
-    def beside(self, job: Callable[[], Message]) -> None:
+    def post_from_thread(self, job: Callable[[], Message]) -> None:
         """What ``job`` returns, in a thread, is a message."""
         threading.Thread(target=lambda: self.inbox.put(job()), daemon=True).start()
 
@@ -418,7 +418,7 @@ class Daemon:
         self.build = Build(command, self.settings.folder)
         self.watched.built = self.watched.snapshot
         self.announce(events.BuildStarted(command))
-        self.beside(self.build.wait)
+        self.post_from_thread(self.build.wait)
 
     def build_ended(self, message: Built) -> None:
         """A file edited under the build may have been missed: then another one is needed, once."""

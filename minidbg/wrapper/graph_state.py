@@ -39,7 +39,7 @@ from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS, GraphFacts, Report, add_line, own_report, set_report
 from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_among
 from minidbg.wrapper.verify import Verification, alone, calls_compared, reason_of
-from minidbg.wrapper.verify_runs import before, declared_otherwise, refusal
+from minidbg.wrapper.verify_runs import declared_otherwise, refusal, snapshot_of
 
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, "
@@ -257,7 +257,7 @@ class GraphState:
             # a copy that cannot be made keeps nobody from his own call
             with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
                 with torch_internals.outside_tracing():
-                    copies = before(self.untouched, args, self.mutated, self.settings.golden)
+                    copies = snapshot_of(self.untouched, args, self.mutated, self.settings.golden)
                 ref, allowed = BackendRef(link.name, "..."), self.settings.allowed
                 spec = RunSpec(ref, tolerances=allowed, judge=self.settings.judge)
                 begun = Verification(copies, link, spec, self.facts)

@@ -29,9 +29,9 @@ from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.fx.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.compare import Comparison, Difference, written_unseen
-from minidbg.judge.eager_runs import OTHER_SEED, Tag, left_by
+from minidbg.judge.eager_runs import OTHER_SEED, Tag, leaves_of
 from minidbg.judge.leaves import CannotCompare
-from minidbg.judge.run import gradient_sources, gradients_of, left_behind
+from minidbg.judge.run import collected, gradient_sources, gradients_of
 from minidbg.torch_internals.devices import generator_states
 from minidbg.wrapper import handle, verify_runs
 from minidbg.wrapper.capture import Failure
@@ -60,7 +60,7 @@ def calls_compared(verify: Verify | int) -> float:
 
 @dataclass(slots=True)
 class Verification:
-    before: verify_runs.Before
+    before: verify_runs.CallSnapshot
     link: Link
     spec: RunSpec
     facts: GraphFacts
@@ -167,7 +167,7 @@ class Verification:
             self.facts.leave_out(GRADIENTS_REFUSED)
         if isinstance(result, (tuple, list)):
             result = result[: len(expected["outputs"])]  # nobody takes more
-        actual = left_behind(result, inside.model, tuple(args), self.gradients or {})
+        actual = collected(result, inside.model, tuple(args), self.gradients or {})
         runs = comparison_with(inside, self.spec, actual, expected)
         for index, bits in inside.sums:  # of inputs that eager leaves as they are
             if verify_runs.sum_of_bits(args[index]) != bits:
@@ -203,7 +203,7 @@ class Verification:
                     self.facts.leave_out(f"the gradient of {name} is not judged, which draws random numbers")
                 return self.with_numbers(fed).compiled_anew()
         found = self.difference(runs)
-        results = {where for where, leaf in left_by(runs.expected).items() if leaf.role != "input"}
+        results = {at for at, leaf in leaves_of(runs.expected).items() if leaf.role != "input"}
         if found is None and results and results <= self.unjudged:
             raise CannotCompare(f"{NOTHING_JUDGED}: {self.notes[0]}")
         return self.mismatch(found) if found else None

@@ -32,7 +32,7 @@ from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison
 from minidbg.judge.differences import are_close, distance_between
 from minidbg.judge.precision import left_on_cpu
-from minidbg.judge.run import Change, change_of_eager, left_by_run, needs_gradient, unchanged
+from minidbg.judge.run import Change, change_of_eager, needs_gradient, collect_run, unchanged
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.torch_internals.tensors import has_plain_memory
@@ -46,7 +46,7 @@ SMALL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class CallSnapshot:
     graph: fx.GraphModule
     """With tensors of its own, where it writes to any."""
     model: fx.GraphModule
@@ -111,11 +111,11 @@ class Before:
         inputs = tuple(change(self.fresh()))
         # a lazy forward would print what is raised
         function = torch_internals.without_lazy_recompile(graph.forward)
-        return left_by_run(function, graph, inputs, backward=backward, may_refuse=may_refuse)
+        return collect_run(function, graph, inputs, backward=backward, may_refuse=may_refuse)
 
 
 def comparison_with(
-    inside: Before, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]
+    inside: CallSnapshot, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]
 ) -> Comparison:
     both = bool(actual["gradients"] and expected["gradients"])
     actual = left_on_cpu(actual) if inside.golden else actual
@@ -124,17 +124,18 @@ def comparison_with(
     return Comparison(actual, expected, partial(inside.eager, backward=both), spec)
 
 
-def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], golden: str) -> Before:
+def snapshot_of(
+    graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], golden: str
+) -> CallSnapshot:
     written = frozenset(indices_sharing_memory(args, mutated))
-    copied = written
-    if bytes_of(tensors_among(args)) <= SMALL_BYTES:
-        copied = frozenset(range(len(args)))
+    is_small = bytes_of(tensors_among(args)) <= SMALL_BYTES
+    copied = frozenset(range(len(args))) if is_small else written
     with torch.inference_mode(False):
         inputs = with_copies(args, copied)
     large = {index: value for index, value in enumerate(args) if index not in copied}
     sums = tuple((index, sum_of_bits(large[index])) for index in large if has_plain_memory(large[index]))
     graph_for_runs, states = own_attributes(graph), generator_states(args)
-    return Before(graph_for_runs, graph, inputs, written, copied, states, sums, golden)
+    return CallSnapshot(graph_for_runs, graph, inputs, written, copied, states, sums, golden)
 
 
 def sum_of_bits(value: Tensor) -> int:
@@ -171,17 +172,17 @@ def own_attributes(graph: fx.GraphModule) -> fx.GraphModule:
     return copy.deepcopy(graph) if written_attributes(graph) else graph
 
 
-def run_compiled_anew(inside: Before, link: Link, *, backward: bool) -> dict[str, Any]:
+def run_compiled_anew(inside: CallSnapshot, link: Link, *, backward: bool) -> dict[str, Any]:
     """What the graph leaves when ``link`` compiles it here and now. Raises what the backend raises."""
     graph = own_attributes(inside.graph)
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
     inputs = inside.fresh(everything=True)
     with torch_internals.restoring_counters():  # the backward is compiled when it runs
-        return left_by_run(compiled_fn, graph, inputs, backward=backward, may_refuse=True)
+        return collect_run(compiled_fn, graph, inputs, backward=backward, may_refuse=True)
 
 
-def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | None:
+def draws_by(link: Link, inside: CallSnapshot, fed: Derandomized) -> Derandomized | None:
     """``fed`` with the numbers ``link`` draws when it compiles just the calls that draw; else None.
 
     Raises what the backend raises.
@@ -205,7 +206,7 @@ MEMORY_FACTOR = 12
 """Three runs keep all values; and a hint is worth a quarter of what a verification may take."""
 
 
-def first_differing_node(inside: Before, link: Link, spec: RunSpec) -> fx.Node | None:
+def first_differing_node(inside: CallSnapshot, link: Link, spec: RunSpec) -> fx.Node | None:
     """The first node whose value differs when each is an output, beside the way to what the program
     sees too; None where memory may not suffice."""
     with fence("no_hint"):  # often the backend's, for another graph

@@ -15,12 +15,12 @@ from minidbg.core.run_spec import BackendRef, Context, RunSpec
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import (
     brief,
+    collected,
     compared,
     cotangent_for,
     entered_modes,
     first_lines,
     gradients_of,
-    left_behind,
     patched_config,
 )
 
@@ -104,5 +104,5 @@ def test_a_ragged_result_has_a_cotangent_of_its_own_shape() -> None:
 
 def test_what_a_run_leaves_in_tensors_and_in_the_model_is_kept_by_name() -> None:
     model = torch.nn.BatchNorm1d(2)
-    found = left_behind("out", model, (torch.ones(2), 3), {})["inputs_after"]
+    found = collected("out", model, (torch.ones(2), 3), {})["inputs_after"]
     assert set(found) == {"0", "weight", "bias", "running_mean", "running_var", "num_batches_tracked"}

@@ -54,7 +54,7 @@ def in_mode(mode: Any, module: nn.Module) -> Callable[..., Any]:
     return run
 
 
-def left_by(function: Callable[..., Any], given: Any, inference: bool) -> list[Any]:
+def leaves_of(function: Callable[..., Any], given: Any, inference: bool) -> list[Any]:
     """Outputs, gradients, and the inputs afterwards."""
     args, kwargs = tree_map_only(Tensor, unshared, given)
     torch.manual_seed(0)
@@ -100,7 +100,7 @@ def differences(name: str, dtype: torch.dtype, most_samples: int) -> Iterator[st
         for number, sample in enumerate(itertools.islice(iter(samples), most_samples)):
             given = ((sample.input, *sample.args), sample.kwargs)
             try:
-                usual, again = (left_by(op.op, given, inference) for _ in range(2))
+                usual, again = (leaves_of(op.op, given, inference) for _ in range(2))
             except Exception:  # noqa: BLE001 - a sample that eager cannot run shows nothing
                 continue
             if not all(map(same_bits, usual, again)):
@@ -108,7 +108,7 @@ def differences(name: str, dtype: torch.dtype, most_samples: int) -> Iterator[st
             where = f"{name} {dtype} sample {number}{' in inference mode' if inference else ''}"
             for mode, applied in ways(dtype, name):
                 try:
-                    changed = left_by(applied(Sample(op.op)), given, inference)
+                    changed = leaves_of(applied(Sample(op.op)), given, inference)
                 except NoFloat64:
                     continue
                 except Exception as error:  # noqa: BLE001 - the finding

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from minidbg.core.run_spec import PRECISIONS
 from minidbg.judge.compare import DEFAULT_SPEC, Comparison
-from minidbg.judge.run import gradient_sources, gradients_of, left_behind
+from minidbg.judge.run import collected, gradient_sources, gradients_of
 
 
 def mlp() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -82,7 +82,7 @@ class Program:
 def run(function: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
     sources = gradient_sources(model, inputs)
     outputs = (function(*inputs),)
-    return left_behind(outputs, model, inputs, gradients_of(outputs, sources))
+    return collected(outputs, model, inputs, gradients_of(outputs, sources))
 
 
 def judged(program: Program, actual: dict[str, Any], precision: str = "") -> dict[str, Any] | None:

@@ -131,8 +131,8 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
 
     ours: dict[str, tuple[Any, str]] = {
         "recording": (crash_record.CrashRecord, "write"),
-        "comparing": (verify_runs.Before, "eager"),
-        "explaining": (eager_runs, "left_by"),
+        "comparing": (verify_runs.CallSnapshot, "eager"),
+        "explaining": (eager_runs, "leaves_of"),
         "handling": (handle, "capture_and_reduce"),
         "suspecting": (capture, "suspects_of"),
         "capturing": (handle, "captured"),
