@@ -32,7 +32,7 @@ from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison
 from minidbg.judge.differences import are_close, distance_between
 from minidbg.judge.precision import left_on_cpu
-from minidbg.judge.run import Change, change_of_eager, needs_gradient, collect_run, unchanged
+from minidbg.judge.run import Change, change_of_eager, collect_run, needs_gradient, unchanged
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.torch_internals.tensors import has_plain_memory
