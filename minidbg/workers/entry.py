@@ -56,8 +56,12 @@ def run_script(request: Mapping[str, Any], after: str = "") -> int:
         if sys.argv[0] == "-m":
             del sys.argv[0]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        else:
-            run_as_main(sys.argv[0])
+        else:  # as ``runpy.run_path`` does
+            path = sys.argv[0]
+            code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            module = sys.modules["__main__"] = types.ModuleType("__main__")
+            vars(module).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
+            exec(code, vars(module))
         return 0
     except SystemExit as ended:
         return exit_status(ended)
@@ -98,15 +102,6 @@ def compile_anew(paths: Sequence[str]) -> None:
         return stats_of(self, path)
 
     SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
-
-
-def run_as_main(path: str) -> None:
-    """Execute the script as ``__main__``, as ``runpy.run_path`` does. Raises what it raises."""
-    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    module = types.ModuleType("__main__")
-    vars(module).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
-    sys.modules["__main__"] = module
-    exec(code, vars(module))
 
 
 def exit_status(ended: SystemExit) -> int:

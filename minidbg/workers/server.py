@@ -199,12 +199,10 @@ def get_ready(question: Question, owner: int) -> None:
 
 
 def warm_up(imports: Sequence[str], warm: str) -> None:
-    import torch  # late: a server for scripts may be where no torch is
-
-    from minidbg import torch_internals
+    from minidbg import torch_internals  # late: a server for scripts may be where no torch is
 
     if not THREADS_OF_A_SCRIPT:
-        THREADS_OF_A_SCRIPT.append(torch.get_num_threads())
+        THREADS_OF_A_SCRIPT.append(sys.modules["torch"].get_num_threads())
     for name in imports:
         if name not in WARMED and name not in sys.modules:
             WARMED.add(name)
