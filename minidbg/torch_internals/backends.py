@@ -120,8 +120,7 @@ OVERRIDES = ("debug_backend_override", "debug_inductor_config_override", "debug_
 
 @private
 def without_overrides() -> contextlib.AbstractContextManager[None]:
-    """A block in which a graph is compiled by the backend and with the options that are asked for,
-    whatever torch's override variables say."""
+    """A block without what torch's override variables say of backends and options."""
     config: Any = torch._dynamo.config
     here = [name for name in OVERRIDES if hasattr(config, name)]  # the last one from 2.12 on
     patch: contextlib.AbstractContextManager[None] = config.patch(dict.fromkeys(here, ""))

@@ -59,9 +59,9 @@ def run_script(request: Mapping[str, Any], after: str = "") -> int:
         else:  # as ``runpy.run_path`` does
             path = sys.argv[0]
             code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-            module = sys.modules["__main__"] = types.ModuleType("__main__")
-            vars(module).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
-            exec(code, vars(module))
+            made = sys.modules["__main__"] = types.ModuleType("__main__")
+            vars(made).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
+            exec(code, vars(made))
         return 0
     except SystemExit as ended:
         return exit_status(ended)
