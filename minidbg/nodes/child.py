@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +30,9 @@ from minidbg.judge.compare import Comparison, Difference, mismatch
 from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, leaves_of
 from minidbg.judge.leaves import CannotCompare, Leaves
 from minidbg.judge.metrics import metrics_of
-from minidbg.judge.run import BY_DESIGN, HANDED_BACK, entered_modes
+from minidbg.judge.run import BY_DESIGN, HANDED_BACK, compiles_one_op, entered_modes
 from minidbg.nodes.row import Row, Status, TableMode
+from minidbg.torch_internals import devices, graphs_of_inductor, noting_fallbacks
 
 OF_CATEGORY = {
     "shape": Status.SHAPE_MISMATCH,
@@ -48,8 +51,9 @@ def write_rows(argument: Mapping[str, Any], note: Callable[[str], object]) -> di
         case = oracle.unpacked(argument["case"])
     except BackendUnreachable as refusal:
         return {"refused": str(refusal)}
-    table = Table(case, argument["names"], note)
-    rows = table.isolated() if argument["mode"] == TableMode.ISOLATED else table.accumulated()
+    alone = argument["mode"] == TableMode.ISOLATED
+    table = Table(case, argument["names"], Places(case, note, alone=alone))
+    rows = table.isolated() if alone else table.accumulated()
     with os.fdopen(argument["stream"], "w", encoding="utf-8") as stream:
         for line in rows:
             stream.write(json.dumps(line) + "\n")
@@ -58,9 +62,9 @@ def write_rows(argument: Mapping[str, Any], note: Callable[[str], object]) -> di
 
 
 class Table:
-    def __init__(self, case: Case, names: Sequence[str], note: Callable[[str], object]) -> None:
-        self.case, self.note = case, note
-        note("eager")
+    def __init__(self, case: Case, names: Sequence[str], places: Places) -> None:
+        self.case, self.places = case, places
+        places("eager")
         self.recording = recording_of(case)
         self.facts = self.recording.facts
         self.nodes = [node for node in self.recording.nodes if node.name in set(names)]
@@ -82,7 +86,7 @@ class Table:
             return
         outcome = oracle.execute(
             self.case.with_graph(returning(self.case.graph_module, asked), self.case.inputs),
-            note=self.note,
+            note=self.places,
             seen=comparisons.append,
         )
         if not comparisons or outcome.verdict in (Verdict.INVALID, Verdict.SKIPPED):
@@ -92,7 +96,8 @@ class Table:
         runs = eager_runs_of(comparisons[0].eager, frozenset(Tag))
         for index, node in enumerate(asked):
             own, wanted = (part_of_output(leaves, index) for leaves in (actual, expected))
-            row = replace(row_without_values(node, self.facts), ran_on=ran_on(own, outcome))
+            where, _ = self.places.of(own, outcome)
+            row = replace(row_without_values(node, self.facts), ran_on=where)
             yield {"row": plain(self.measured(row, own, wanted, runs))}
 
     def makes_tensors(self, node: fx.Node) -> bool:
@@ -112,13 +117,14 @@ class Table:
             return replace(row, reason=f"no eager value: {refusal}")
         comparisons: list[Comparison] = []
         case = self.case.with_graph(piece.graph_module, piece.inputs)
-        outcome = oracle.execute(case, note=self.note, seen=comparisons.append)
+        outcome = oracle.execute(case, note=self.places, seen=comparisons.append)
         if not comparisons or outcome.verdict in (Verdict.INVALID, Verdict.SKIPPED):
             return replace(row, status=status_of_failure(outcome), reason=why(outcome))
         runs = eager_runs_of(comparisons[0].eager, frozenset(Tag))
         actual, expected = leaves_of(comparisons[0].actual), leaves_of(comparisons[0].expected)
-        row = replace(row, ran_on=ran_on(actual, outcome))
-        return self.measured(row, actual, expected, runs)
+        where, reason = self.places.of(actual, outcome)
+        row = self.measured(replace(row, ran_on=where), actual, expected, runs)
+        return replace(row, reason=row.reason or reason)
 
     def measured(self, row: Row, actual: Leaves, expected: Leaves, runs: EagerRuns) -> Row:
         """``row`` with how near ``actual`` is to ``expected``, and its status."""
@@ -145,6 +151,48 @@ class Table:
             status=judged_status(difference),
             reason=difference["message"].partition("\n")[0] if difference else "; ".join(notes),
         )
+
+
+class Places:
+    """Where nodes ran; hears, as ``note`` of ``execute``, when a call begins and ends.
+
+    Of a node that is not ``alone`` in its graph nobody knows which operators are its own.
+    """
+
+    def __init__(self, case: Case, note: Callable[[str], object], *, alone: bool) -> None:
+        self.case, self.note, self.alone = case, note, alone
+        self.call, self.fell_back = contextlib.ExitStack(), list[str]()
+        self.graphs_of_inductor = 0
+
+    def __call__(self, phase: str) -> None:
+        self.call.close()
+        if phase == "compile forward":
+            self.graphs_of_inductor = graphs_of_inductor()
+        if phase in ("compile forward", "runtime forward"):  # with dynamo one call does both
+            self.fell_back.clear()
+            if self.alone and any(devices.kinds_here()):
+                self.call.enter_context(noting_fallbacks(self.fell_back))
+        self.note(phase)
+
+    def of(self, actual: Leaves, outcome: Outcome) -> tuple[str, str]:
+        """The devices of the node's results with who ran it there, and what is to be said of it."""
+        self.call.close()
+        where = devices_of_outputs(actual)
+        if any(words in outcome.reason for words in (HANDED_BACK, BY_DESIGN)):
+            return "eager (handed back)", ""
+        if self.fell_back:
+            names = ", ".join(dict.fromkeys(self.fell_back))
+            return "cpu (fell back)", f"{names} by torch's CPU fallback"
+        if graphs_of_inductor() > self.graphs_of_inductor and not self.is_built_on_inductor:
+            return f"{where} (inductor)", "inductor compiled it, in the backend's place"
+        return where, ""
+
+    @functools.cached_property
+    def is_built_on_inductor(self) -> bool:
+        """Whether the backend calls inductor for the smallest graphs too."""
+        before = graphs_of_inductor()
+        compiles_one_op(self.case.compiler, self.case.spec, self.case.inputs)
+        return graphs_of_inductor() > before
 
 
 def judged_status(difference: Difference | None) -> Status:
@@ -203,9 +251,7 @@ def metrics_of_leaf(where: str, actual: Leaves, expected: Leaves, runs: EagerRun
     return metrics_of(a, e, runs.leaf(Tag.FLOAT64, where, e))
 
 
-def ran_on(actual: Leaves, outcome: Outcome) -> str:
-    if any(words in outcome.reason for words in (HANDED_BACK, BY_DESIGN)):
-        return "eager (handed back)"
+def devices_of_outputs(actual: Leaves) -> str:
     values = tensors_in([leaf.value for leaf in actual.values() if leaf.role == "output"])
     return " ".join(dict.fromkeys(str(value.device) for value in values))
 

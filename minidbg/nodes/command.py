@@ -6,7 +6,7 @@ import contextlib
 import csv
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -61,6 +61,12 @@ class Nodes(click.Command):
     type=click.Choice(["cpu"]),
     help="Compare with eager on the CPU, where the device's own eager is in doubt.",
 )
+@click.option(
+    "--no-fallback",
+    is_flag=True,
+    help="A row is bad where something else ran the node in the backend's place: torch's CPU "
+    "fallback, inductor, eager (handed back).",
+)
 @click.option("--csv", "csv_file", type=output.FILE, help="Write all columns to this file.")
 @click.option("--jsonl", "jsonl_file", type=output.FILE, help="Write a line of JSON a node.")
 @output.seconds_option(" of each node", 20.0)
@@ -70,6 +76,7 @@ def nodes(
     judge: str,
     mode: str,
     golden: str | None,
+    no_fallback: bool,
     csv_file: Path | None,
     jsonl_file: Path | None,
     seconds: float,
@@ -85,9 +92,11 @@ def nodes(
 
     Exit status: 1 a row is bad, 0 none is, 2 wrong usage.
     """
-    from minidbg.nodes.row import TableMode
+    from minidbg.nodes.row import Status, TableMode
     from minidbg.nodes.walk import node_rows
 
+    if no_fallback and mode == "accumulated":
+        raise click.UsageError("--no-fallback needs --mode isolated: it is asked of each node alone")
     with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
         case = case_in(path, backend)
     case = case.with_spec(golden=golden or case.spec.golden, judge=judge or case.spec.judge)
@@ -95,6 +104,9 @@ def nodes(
     with contextlib.ExitStack() as files:
         writers = [*writers_of(files, csv_file, jsonl_file)]
         for row in node_rows(case, mode=TableMode(mode), seconds=seconds):
+            if no_fallback and row.ran_elsewhere and not row.status.is_bad:
+                reason = row.reason or f"it ran on {row.ran_on}"
+                row = replace(row, status=Status.ERROR, reason=reason)
             rows.append(row)
             for write in writers:
                 write(row)
@@ -146,7 +158,7 @@ def cell_of(value: Any) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def ending(path: Path, case: Case, rows: Iterable[Row], bad: Row | None, seconds: float) -> str:
+def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds: float) -> str:
     """What there is to type next: the bad node alone becomes a capture where it fails in a child,
     else the whole graph."""
     from minidbg import oracle, repro
@@ -159,6 +171,9 @@ def ending(path: Path, case: Case, rows: Iterable[Row], bad: Row | None, seconds
         judged = sum(row.status == "ok" for row in rows)
         other = f"minidbg nodes {display_path(path)} --backend NAME"
         return f"no bad row of {judged} judged; another backend: {other}"
+    if bad.ran_elsewhere:
+        ran = sum(row.ran_elsewhere for row in rows)
+        return f"{ran} of {len(rows)} nodes ran elsewhere; next: a kernel for {bad.op}"
     cases = [case]
     with contextlib.suppress(CannotExtract):
         cases.insert(0, case_of_node(case, bad.node))

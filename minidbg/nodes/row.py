@@ -50,8 +50,13 @@ class Row:
     sqnr_db: float | None = None
     ratio: float | None = None
     ran_on: str = ""
+    """The device of the results; behind it, in brackets, who else ran the node in its place."""
     status: Status = Status.NO_GOLDEN
     reason: str = ""
+
+    @property
+    def ran_elsewhere(self) -> bool:
+        return self.ran_on.endswith(")")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is no finite number is a text: ``nan``, ``inf``."""

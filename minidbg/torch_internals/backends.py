@@ -232,6 +232,14 @@ def inductor_stopped_after(stage: InductorStop | None) -> Iterator[list[str]]:
         yield stopped
 
 
+@private_or(lambda: 0)
+def graphs_of_inductor() -> int:
+    """How many graphs inductor has compiled in this process, whoever called it."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return len(compilation_time_metrics.get("compile_fx_inner", ()))
+
+
 def fx_nodes_behind(value: object) -> Iterator[torch.fx.Node]:
     """The fx nodes that an object in a frame of a compiler stands for, none for most objects.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 
 from minidbg.core.errors import CannotWrite
-from minidbg.torch_internals.private_names import private, private_or
+from minidbg.torch_internals.private_names import nothing_around, private, private_or
 from minidbg.torch_internals.tensors import all_nodes
 
 AUTOCAST_FUNCTIONS = (_enter_autocast, _exit_autocast)
@@ -255,3 +256,29 @@ def is_kernel(value: Any) -> bool:
     """Whether ``value`` is a kernel of Triton, autotuned or not; Triton need not be here."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__}
     return bool(names & {"triton.runtime.jit.JITFunction", "triton.runtime.autotuner.Autotuner"})
+
+
+TO_CPU = "aten::_to_cpu"
+"""What torch's CPU fallback calls, for each operator that a device has no kernel for."""
+COMPILED_REGION = "Torch-Compiled Region"
+"""How dynamo calls, in a profile, the run of what it has compiled."""
+
+
+@contextlib.contextmanager
+@private_or(nothing_around)
+def noting_fallbacks(names: list[str]) -> Iterator[None]:
+    """A block after which ``names`` holds the operators that torch's CPU fallback ran for a device,
+    within what dynamo had compiled, or anywhere where it compiled nothing."""
+    from torch.autograd import profiler_legacy  # without kineto, which writes to stderr
+
+    with warnings.catch_warnings(action="ignore"):
+        block: Any = profiler_legacy.profile()  # type: ignore[no-untyped-call]
+        with block:
+            yield
+    events = block.function_events
+    regions = [event.time_range for event in events if event.name.startswith(COMPILED_REGION)]
+    for event in events:
+        begin = event.time_range.start
+        inside = any(region.start <= begin <= region.end for region in regions)
+        if event.name == TO_CPU and (inside or not regions):
+            names.append(event.cpu_parent.name if event.cpu_parent else TO_CPU)

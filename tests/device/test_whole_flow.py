@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -90,6 +91,21 @@ def test_where_eager_of_the_device_is_wrong_too_eager_on_the_cpu_shows_it(run: R
         assert run("-m", "minidbg", "check", path, bug=bug).returncode == 1
         assert run(path, "--device", "cpu", bug=bug).returncode == 0
         path.unlink()
+
+
+@only_stand_in
+def test_a_node_says_where_it_ran(run: Run, tmp_path: Path) -> None:
+    made = run(HERE / "two_nodes.py", "acme:0", "two.py", bug="raises:relu")
+    assert made.returncode == 0, made.stderr
+    words = ("-m", "minidbg", "nodes", "two.py", "--jsonl", "rows.jsonl")
+    for more, statuses in ((), ["ok", "ok"]), (("--no-fallback",), ["ok", "error"]):
+        done = run(*words, *more)
+        rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+        assert [row["ran_on"] for row in rows] == ["acme:0", "cpu (fell back)"], done.stderr
+        assert [row["status"] for row in rows] == statuses
+        assert rows[1]["reason"] == "aten::relu by torch's CPU fallback"
+        assert done.returncode == len(set(statuses)) - 1
+    assert "1 of 2 nodes ran elsewhere" in done.stdout
 
 
 def test_a_process_that_dies_only_there_has_left_what_its_repro_is_made_of(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from one_op import on_op
 from torch import fx
+from torch._inductor.compile_fx import compile_fx
 
 from minidbg import commands
 from minidbg.core.run_spec import Context
@@ -75,6 +76,30 @@ def test_a_sum_with_zero_may_be_its_own_argument() -> None:
         "ok",
         "output 0 and input 0 after the call share memory; in eager they do not",
     )
+
+
+def gives_softmax_to_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    if "softmax" in gm.code:
+        return compile_fx(gm, list(example_inputs))
+    return lambda *inputs: gm(*inputs)
+
+
+def always_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return compile_fx(gm, list(example_inputs))
+
+
+def hands_back(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return gm.forward
+
+
+@pytest.mark.parametrize(
+    ("backend", "where"),
+    [(gives_softmax_to_inductor, ["cpu", "cpu (inductor)"]), (always_inductor, ["cpu", "cpu"]),
+     (hands_back, ["eager (handed back)"] * 2)],
+)  # fmt: skip
+def test_who_ran_a_node_in_the_backends_place(backend: Any, where: list[str]) -> None:
+    rows = list(node_rows(chain(backend, before=1, after=0), seconds=SECONDS))
+    assert [row.ran_on for row in rows[:2]] == where
 
 
 @pytest.mark.slow
