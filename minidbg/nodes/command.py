@@ -96,7 +96,7 @@ def nodes(
     from minidbg.nodes.walk import node_rows
 
     if no_fallback and mode == "accumulated":
-        raise click.UsageError("--no-fallback needs --mode isolated: it is asked of each node alone")
+        raise click.UsageError("--no-fallback needs --mode isolated: it asks each node alone")
     with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
         case = case_in(path, backend)
     case = case.with_spec(golden=golden or case.spec.golden, judge=judge or case.spec.judge)
