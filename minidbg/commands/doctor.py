@@ -142,7 +142,7 @@ def folder() -> Iterator[Finding]:
         yield fine("at work", line)
     dead = crash_records.records_of_dead(place)
     if dead:
-        advice = "minidbg reduce --last-crash makes a repro of the newest"
+        advice = "minidbg reduce makes repros of them"
         yield missing("crashes", f"{len(dead)} processes died in a backend: {dead[0].name}", advice)
 
 

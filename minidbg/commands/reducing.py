@@ -25,11 +25,6 @@ from minidbg.core.text import display_path, plural
 @click.command()
 @click.argument("path", required=False, type=output.REPRO)
 @click.option(
-    "--last-crash",
-    is_flag=True,
-    help="Reduce the graph that the backend was working on when the last process died.",
-)
-@click.option(
     "--backend",
     metavar=output.BACKEND,
     help="Backend for a .pt2 file, torch's repro, or a script that lacks one: a registered name, "
@@ -43,7 +38,6 @@ from minidbg.core.text import display_path, plural
 @output.JSON_OPTION
 def reduce(
     path: Path | None,
-    last_crash: bool,
     backend: str | None,
     seconds: float,
     max_calls: int | None,
@@ -54,23 +48,17 @@ def reduce(
 ) -> None:
     """Reduce a capture, a repro, or all unreduced captures.
 
-    A capture is a recorded failure. Each repro is written once it has failed again in a fresh interpreter. PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable): such a script is executed, so pass only one that you trust.
+    A capture is a recorded failure; the graph at which a process died in a backend is one too. Each repro is written once it has failed again in a fresh interpreter. PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable): such a script is executed, so pass only one that you trust.
 
     Ctrl-C ends the search; the best repro so far is verified and written. A second Ctrl-C ends at
     once. One that was killed goes on from the smallest graph found when it is started again.
     """
-    if path is not None and last_crash:
-        raise click.UsageError("give either PATH or --last-crash")
     limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
     limits |= {"jobs": jobs} if jobs is not None else {}
     how: dict[str, Any] = {"backend": backend, "limits": limits}
-    if path is None and not last_crash:
+    if path is None:
         sys.exit(reduce_all(folder or repro_folder(), as_json=as_json, **how))
-    asked = path or newest_crash(folder or repro_folder())
-    if asked is None:
-        tell_of_reduced_crash(folder or repro_folder(), as_json=as_json)
-        return
-    sys.exit(reduce_one(capture_to_reduce(asked), folder, as_json=as_json, **how))
+    sys.exit(reduce_one(capture_to_reduce(path), folder, as_json=as_json, **how))
 
 
 def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
@@ -78,6 +66,9 @@ def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
     from minidbg.repro import crash_records
     from minidbg.watch.repros import read_repros, shown_by, unreduced
 
+    for record in crash_records.waited_in_vain(folder):
+        note(crash_records.death(record))
+        crash_records.remove_record(record)
     for record in crash_records.records_of_dead(folder):
         note(crash_records.death(record))
         capture_to_reduce(record)
@@ -141,41 +132,6 @@ def reduce_one(
             note(f"interrupted; to go on: minidbg reduce {display_path(written.path or path)}")
         output.end_interrupted()
     return 0 if written.path is not None else output.CANNOT_JUDGE
-
-
-def newest_crash(folder: Path) -> Path | None:
-    """The record of the last process to die in a backend, or None. Says which processes died."""
-    from minidbg.repro import crash_records
-
-    left = crash_records.records_of_dead(folder)
-    waited = crash_records.waited_in_vain(folder)
-    for record in (*waited, *left):
-        note(crash_records.death(record))
-    for record in waited:
-        crash_records.remove_record(record)
-    if len(left) > 1:
-        note("the newest is reduced; minidbg reduce PATH takes another")
-    return left[0] if left else None
-
-
-def tell_of_reduced_crash(folder: Path, *, as_json: bool) -> None:
-    """Print the repro of the crash that was reduced last, as if it had been reduced now: ``minidbg
-    run`` has done it. Raises UsageError."""
-    from minidbg.repro import crash_records
-
-    written = crash_records.reduced_crash(folder)
-    if written is None:
-        raise click.UsageError(
-            f"no crash to reduce: no process has died in a backend and left its graph in "
-            f"{display_path(folder)}; "
-            "a capture of another failure is reduced by: minidbg reduce PATH"
-        )
-    shown = display_path(written["path"])
-    if as_json:
-        print_json({**written, "known_before": True})
-    else:
-        click.echo(shown)
-    note(f"no crash is left to reduce: the last one is reduced already; run: python {shown}")
 
 
 def capture_to_reduce(path: Path) -> Path:

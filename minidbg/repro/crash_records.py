@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
-import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
-from minidbg.core.files import NOTE_LIMIT_BYTES, glob, read_regular
+from minidbg.core.files import read_regular
 from minidbg.core.machine import Clock
 from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES
 from minidbg.repro.folder import IGNORE, captures, hidden
@@ -179,19 +177,6 @@ def as_capture(path: Path) -> Path:
         os.replace(tensors_of_record(path), target.with_suffix(".safetensors"))
     os.replace(path, target)
     return target
-
-
-def reduced_crash(folder: Path | str) -> Mapping[str, Any] | None:
-    """What the newest crash in ``folder``'s captures was reduced to, as ``reduce`` wrote it down;
-    None where no repro of one is there."""
-    for note in sorted(
-        glob(Path(folder) / HIDDEN / "captures", "crash_*.reduced"), key=modified, reverse=True
-    ):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            written = json.loads(read_regular(note, NOTE_LIMIT_BYTES))["written"]
-            if os.path.isfile(written["path"]):
-                return cast(Mapping[str, Any], written)
-    return None
 
 
 def remove_record(path: Path) -> None:

@@ -56,7 +56,7 @@ class Row:
     quick: bool = False
     """Whether it is asked by default."""
     alone: float = 0.0
-    """Seconds after which its process is killed, which dies before or never ends; what is left is reduced by ``--last-crash``."""
+    """Seconds after which its process is killed, which dies before or never ends; what is left is reduced by ``minidbg reduce``."""
     check: bool = False
     """Whether the script is judged once more by ``minidbg check``, which starts an interpreter."""
     torch: str = ""

@@ -63,7 +63,7 @@ def lived(row: dict[str, Any]) -> str:
     if row.get("alone"):  # it dies, or is ended by a signal
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run([sys.executable, "program.py"], timeout=row["alone"], capture_output=True)
-        return command("reduce", "--last-crash")[1]
+        return command("reduce")[1]
     torch._dynamo.reset()
     torch.manual_seed(0)
     with taken(Path("stderr.txt")):

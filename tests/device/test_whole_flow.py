@@ -112,7 +112,7 @@ def test_a_process_that_dies_only_there_has_left_what_its_repro_is_made_of(
     run: Run, device: str, tmp_path: Path
 ) -> None:
     assert run(HERE / "program.py", f"{device}:0", bug="crash:gelu").returncode < 0
-    done = run("-m", "minidbg", "reduce", "--last-crash", bug="crash:gelu")
+    done = run("-m", "minidbg", "reduce", bug="crash:gelu")
     assert "5 -> 1 nodes" in done.stderr, done.stdout + done.stderr
     path = only_repro(tmp_path)
     assert run(path, bug="crash:gelu").returncode == 1

@@ -230,7 +230,7 @@ def test_a_crash_leaves_the_graph_and_says_what_ended_with_the_process(tmp_path:
     ended = python("train.py", cwd=tmp_path)
 
     assert ended.returncode < 0
-    refused = cli("reduce", "--last-crash", cwd=tmp_path)
+    refused = cli("reduce", cwd=tmp_path)
     assert refused.returncode == 125
     assert (
         "its backend is to be filled in: a closure of train.py:7, which ended with its process"

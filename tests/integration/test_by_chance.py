@@ -85,7 +85,7 @@ def test_a_hang_that_was_a_busy_machine_is_refuted_by_a_few_questions(tmp_path: 
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    status, _, stderr = folder.reduce("--last-crash")
+    status, _, stderr = folder.reduce()
     assert status == 125
     assert "does not show" in stderr
     assert folder.turns < 12

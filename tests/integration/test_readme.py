@@ -144,7 +144,6 @@ MAY_END_WITH: dict[str, set[int]] = {
     "minidbg run": {1},
     "minidbg nodes net.pt2 --backend acme_backend:acme --jsonl": {1},
     "minidbg hunt acme_backend": {3},  # it is wrong about gelu
-    "minidbg reduce --last-crash": {125},  # nothing has crashed
     "python minidbg_repros/compile_add_d0c6ca.py --device cuda:1": {1, 125},  # 125: it is not here
     "python minidbg_repros": {1},
     "pytest minidbg_repros": {1},

@@ -95,7 +95,6 @@ def reduced_after_a_kill(context: Context, folder: Path) -> dict[str, Any]:
     )  # each question that hangs takes all of its time
     done = context.minidbg(
         "reduce",
-        "--last-crash",
         "--json",
         "--seconds",
         f"{seconds:.0f}",
