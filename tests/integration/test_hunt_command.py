@@ -84,11 +84,21 @@ def backend(gm, example_inputs, *, options=None, mode=None):
     ("backend", "words", "status", "said"),
     [
         ("opted:backend", (), 3, "fails"),
-        ("opted:backend", ("--option", "level=2", "--option", "kind=fast"), 0, "2 ok"),
+        ("opted:backend", ("--options", "{'level': 2, 'kind': 'fast'}"), 0, "2 ok"),
         ("opted:backend", ("--mode", "max"), 0, "2 ok"),
-        ("opted:backend", ("--option", "level"), 125, "'level' is not KEY=VALUE"),
-        ("inductor", ("--option", "epilog_fusion=False"), 125, "torch.compile refuses these options of"),
-        ("inductor", ("--option", "epilogue_fusion=False", "--mode", "default"), 125, "can be specified"),
+        ("opted:backend", ("--options", "level"), 125, "'level' is not a Python dict"),
+        (
+            "inductor",
+            ("--options", "{'epilog_fusion': False}"),
+            125,
+            "torch.compile refuses these options of",
+        ),
+        (
+            "inductor",
+            ("--options", "{'epilogue_fusion': False}", "--mode", "default"),
+            125,
+            "can be specified",
+        ),
     ],
 )
 def test_options_and_mode_reach_the_backend(

@@ -17,6 +17,7 @@ import click
 
 from minidbg.commands import output
 from minidbg.commands.output import note, print_json, repro_folder
+from minidbg.commands.watching import dict_text
 from minidbg.core.errors import BadSetting
 from minidbg.core.files import replace_file
 from minidbg.core.machine import HERE
@@ -42,32 +43,12 @@ def words(name: str, text: str, **more: Any) -> Callable[[output.FC], output.FC]
     return click.option(name, multiple=True, callback=split, help=text, **more)
 
 
-def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise click.BadParameter(f"{text!r} is not KEY=VALUE")
-        try:
-            options[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[name] = value
-    return options
-
-
 @click.command()
 @click.argument("backend")
 @words("--ops", "Only ops with these names or patterns: 'nn.functional.*,add'.")
 @words("--dtypes", "Only these dtypes: float32,int64,...")
 @words("--devices", "Devices to run on: cpu,cuda,...", default=("cpu",), show_default=True)
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    callback=literals,
-    metavar="KEY=VALUE",
-    help="Option of the backend; the value is a Python literal, else a string. May be repeated.",
-)
+@click.option("--options", default="", metavar="DICT", callback=dict_text, help="Options of the backend.")
 @click.option("--mode", help="As in torch.compile(mode=...).")
 @click.option(
     "--samples",
@@ -94,7 +75,9 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 )
 @output.DIR_OPTION
 @output.JSON_OPTION
-def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool, **given: Any) -> None:
+def hunt(
+    backend: str, folder: Path | None, expected: Path | None, as_json: bool, options: str, **given: Any
+) -> None:
     """Test which ops work in which dtypes with BACKEND.
 
     Runs torch's operator samples. BACKEND is a registered name, package:name where the import of a
@@ -109,7 +92,8 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
     logging.getLogger("torch").setLevel(logging.ERROR)  # importing its samples speaks of CUDA
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a backend of one's own lies, as for python -m
-    hunted = Hunt(backend, (folder or repro_folder()).absolute(), note, **given)
+    repros = (folder or repro_folder()).absolute()
+    hunted = Hunt(backend, repros, note, options=ast.literal_eval(options or "{}"), **given)
     try:
         hunted.run()
     except KeyboardInterrupt:
