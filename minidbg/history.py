@@ -62,8 +62,6 @@ class Observation:
     """A machine's device: verdicts seen on equal ones may be compared, whatever torch it was."""
     torch: str = ""
     """Torch's version, which is code under test rather than part of the machine."""
-    stale: bool = False
-    """Whether the code changed while it ran: kept for the record, judges nothing."""
     sweep: int = 0
     # What only the sweep itself needs to know, and the history does not keep: see State.
     code: str = ""
@@ -139,14 +137,14 @@ class Flip:
 
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 HISTORY_FILE = "history.sqlite"
 WAIT_S = 10.0
 """For another process that is just writing."""
 TABLES: Mapping[type, tuple[str, tuple[str, ...]]] = {
     SweepRecord: ("sweeps", ("started", "ended", "end", "code", "files", "revisions")),
     Observation: ("results", ("sweep", "repro", "device", "at", "outcome", "purpose",
-                              "script", "environment", "torch", "stale")),
+                              "script", "environment", "torch")),
     State: ("states", tuple(one.name for one in fields(State))),
     Flip: ("flips", ("sweep", "repro", "device", "at", "kind", "before", "after", "last_before")),
 }  # fmt: skip
@@ -246,8 +244,6 @@ class History(AbstractContextManager["History", None]):
             """Raises one of MALFORMED: bytes may have flipped anywhere in the file."""
             if name in IN_JSON:
                 return name, json.loads(content)
-            if name == "stale":  # SQLite has no booleans
-                return name, bool(content)
             return name, os.fsdecode(content) if isinstance(content, bytes) else content
 
         with fenced(self.path):

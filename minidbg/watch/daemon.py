@@ -288,8 +288,8 @@ class Daemon:
     def run_ended(self, end: Future[Ended]) -> None:
         """A run has ended. It counts only if its script and what it loaded are as the sweep began.
 
-        Else it is stored as stale, but for a canary. An edited script runs again by itself; other
-        changes supersede the sweep, all of which runs again.
+        Else nothing is known of it. An edited script runs again by itself; other changes supersede
+        the sweep, all of which runs again.
         """
         run, sweep = self.runner.under_way.pop(end, None), self.sweep
         if run is None or sweep is None or end.cancelled():
@@ -321,12 +321,10 @@ class Daemon:
             environment=self.devices.environments[job.device], code=sweep.code, fresh=run.fresh,
             loaded=digest_of_all(self.watched.snapshot, files) if files else "", files=files,
         )  # fmt: skip
-        if not is_canary and is_stale:
-            self.history.add(replace(seen, stale=True))
-        elif not is_canary:
-            self.publish(sweep, sweep.saw(run, seen))
-        elif not sweep.superseded:
+        if is_canary and not sweep.superseded:
             self.canary_ended(sweep, run, seen)
+        elif not is_canary and not is_stale:
+            self.publish(sweep, sweep.saw(run, seen))
 
     def canary_ended(self, sweep: Sweep, run: Run, seen: Observation) -> None:
         """A canary has reported; once is said when a backend breaks or is back."""

@@ -141,7 +141,7 @@ def history_of(path: Path, limit: int) -> PastRows:
 
 def history_rows(past: PastRows) -> list[Json]:
     flips, runs = past
-    names = ("at", "repro", "device", "sweep", "verdict", "purpose", "stale", "reason", "environment", "torch")  # fmt: skip
+    names = ("at", "repro", "device", "sweep", "verdict", "purpose", "reason", "environment", "torch")  # fmt: skip
     return [
         *({"entry": "flip", **flip.to_json()} for flip in flips),
         *({"entry": "run", **{name: getattr(run, name) for name in names}, "seconds": round(run.seconds, 3)} for run in runs),
@@ -152,10 +152,9 @@ def history_text(past: PastRows) -> str:
     """Flips one a line, as told; then runs, those in a row with the same verdict on one line."""
     flips, runs = past
     lines = [f"{moment(flip.at)}  {flip.line()}" for flip in flips] or [plural(0, "flip")]
-    for _, group in itertools.groupby(runs, lambda run: (run.verdict, run.device, run.stale)):
+    for _, group in itertools.groupby(runs, lambda run: (run.verdict, run.device)):
         run, *others = group
-        stale = ", stale: the code changed meanwhile" if run.stale else ""
         what = f"the last of {len(others) + 1} runs" if others else run.purpose
         where = f"{run.repro} [{run.device}] sweep {run.sweep}"
-        lines.append(f"{moment(run.at)}  {run.verdict:<11} {where}, {what}{stale}")
+        lines.append(f"{moment(run.at)}  {run.verdict:<11} {where}, {what}")
     return printable("\n".join(lines))

@@ -19,7 +19,7 @@ from corpus.writing import WRITES
 TEXTS = Path(__file__).with_name("sessions")
 COMMANDS = (["list"], ["status"], ["history"], ["history", "relu.py"])
 VOLATILE = (
-    (r"^.*\bsweep \d+, (probe|.*\bstale)\b.*\n", ""),
+    (r"^.*\bsweep \d+, probe\b.*\n", ""),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "TIME"), (r"\+[0-9a-f]{8}\b|\([0-9a-f]{8}\)", "+EDITS"),
     (r"\b[0-9a-f]{10}\b", "COMMIT"), (r"\bsweep:? \d+", "sweep N"), (r"\b(the last of \d+ runs|run)$", "RUNS"), (r"\b\d+\.\d+ s\b", "SECONDS"), (r"\b(process|pid) \d+", r"\1 PID"),
 )  # fmt: skip

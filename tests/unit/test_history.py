@@ -68,7 +68,7 @@ def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None
     number = history.start_sweep(1.0, code="c", files=["src/a.py", "src/b.py"])
     revision = Revision("0123456789abcdef", "fedcba98")
     history.set_revisions(number, {"/src": revision})
-    history.add(result(stale=True, sweep=number))
+    history.add(result(sweep=number))
     history.add(state(files=("a.py",), streak_verdict=Verdict.GONE))
     flip = Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None)
     flip_id = history.add(flip)
@@ -78,7 +78,7 @@ def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None
     assert (sweep.files, sweep.end) == (("src/a.py", "src/b.py"), "complete")
     assert sweep.revisions == {"/src": revision}
     assert str(revision) == "0123456789+fedcba98"
-    assert history.observations("r.py") == [result(stale=True, sweep=number)]
+    assert history.observations("r.py") == [result(sweep=number)]
     assert history.states() == {("r.py", "cpu"): state(files=("a.py",), streak_verdict=Verdict.GONE)}
     assert [found.id for found in history.flips(announced=False)] == [flip_id]
     history.mark_announced(flip_id)
