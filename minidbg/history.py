@@ -287,17 +287,9 @@ class History(AbstractContextManager["History", None]):
         return self.read(Flip, query, repro, announced, limit)
 
     def prune(self, *, keep_sweeps: int = 1000) -> None:
-        """Drop results and sweeps but the last ``keep_sweeps`` and those of flips and states."""
-        expired = (
-            "(select id from sweeps where id not in"
-            " (select id from sweeps order by started desc, id desc limit ?) and id not in"
-            " (select sweep from flips"
-            " union select last_before from flips where last_before is not null"
-            " union select last_sweep from states where last_sweep is not null))"
-        )
-        with self.transaction():
-            self.write(f"delete from results where sweep in {expired}", keep_sweeps)
-            self.write(f"delete from sweeps where id in {expired}", keep_sweeps)
+        """Drop the results of all but the last sweeps; flips, states and sweeps are small, and stay."""
+        newest = "(select id from sweeps order by id desc limit ?)"
+        self.write(f"delete from results where sweep not in {newest}", keep_sweeps)
 
 
 def stored(value: object) -> object:
