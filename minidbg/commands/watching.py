@@ -20,7 +20,6 @@ from minidbg.commands.output import existing_folder, print_json, repro_folder
 from minidbg.commands.table import WATCH
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import replace_file
-from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Verdict
 from minidbg.core.text import display_path
 from minidbg.watch.settings import FailOn, Workers, load_watch_settings
@@ -151,21 +150,16 @@ def status(folder: Path | None, as_json: bool) -> None:
 
 @click.command("list")
 @FOLDER_ARGUMENT
-@click.option(
-    "--kind", "kinds", multiple=True, type=choice_of(Kind),
-    help="List only repros of this kind of failure; may be repeated.",
-)  # fmt: skip
 @output.JSON_OPTION
-def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> None:
+def list_repros(folder: Path | None, as_json: bool) -> None:
     """List the repros of FOLDER, and what was last seen of each.
 
     A line for each device. Nothing is run.
     """
     from minidbg.watch import queries
 
-    rows = queries.status_rows(existing_folder(folder), kinds)
-    none = f"no repros of kind {' or '.join(kinds)}"
-    show_rows(rows, none if kinds and not rows else queries.list_text(rows), as_json=as_json)
+    rows = queries.status_rows(existing_folder(folder))
+    show_rows(rows, queries.list_text(rows), as_json=as_json)
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:

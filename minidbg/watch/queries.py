@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from minidbg.core.errors import MinidbgError
@@ -28,9 +28,8 @@ def history_in(folder: Path) -> contextlib.AbstractContextManager[History | None
 # list
 
 
-def status_rows(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
-    """One row for each repro, or those of these ``kinds``, and device; a repro that was never run
-    has one without a verdict."""
+def status_rows(folder: Path) -> list[Json]:
+    """One row for each repro and device; a repro that was never run has one without a verdict."""
     home = home_of([folder])
     seen: dict[str, list[State | None]] = {}
     with history_in(home) as found:
@@ -38,8 +37,6 @@ def status_rows(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
             seen.setdefault(name, []).append(known)
     rows: list[Json] = []
     for name, repro in read_repros([folder], home, parsed=False).items():
-        if kinds and (repro.damage or repro.spec.expected.kind not in kinds):
-            continue
         for state in seen.get(name, [None]):
             row: Json = {
                 "repro": name, "path": str(repro.path),

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from minidbg.commands.watching import accept, list_repros, status
 from minidbg.commands.watching import history as history_command
-from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.history import Flip, History, Observation, Revision, State
 from minidbg.watch import events
@@ -382,18 +381,6 @@ def test_accept_takes_no_repro_that_still_fails_nor_another_beside_it(
         assert done.exception.in_two()[1] == advice
     else:
         assert (done.exit_code, done.output.count("regression test")) == (0, 2)
-
-
-def test_list_names_the_repros_of_one_kind(folder: Path) -> None:
-    crash = (folder / "b.py").read_text().replace("# schema", '# kind_if_unseen = "crash"\n# schema')
-    (folder / "crash.py").write_text(crash)
-    assert [line.split()[0] for line in run(list_repros, folder, "--kind", "crash")[1].splitlines()] == [
-        "crash.py"
-    ]
-    assert len(run(list_repros, folder, "--kind", "crash", "--kind", "compile")[1].splitlines()) == 4
-    assert run(list_repros, folder, "--kind", "hang") == (0, "no repros of kind hang\n")
-    status, said = run(list_repros, folder, "--kind", "crashes")
-    assert (status, all(kind in said for kind in Kind)) == (2, True), said
 
 
 def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
