@@ -49,6 +49,5 @@ COMMANDS: Mapping[str, str] = {
 WATCH: Mapping[str, str] = {
     "cluster": "minidbg.extras.cluster.commands:pool_of",
     "serve": "minidbg.extras.page.server:PageServer",
-    "html": "minidbg.extras.page.state:HtmlFile",
 }
-"""Option of ``watch`` -> what turns its value into a pool of machines, or a view of the events."""
+"""Option of ``watch`` -> what turns its value into a pool of machines, or the page."""

@@ -88,11 +88,6 @@ def choice_of(members: type[enum.StrEnum]) -> click.Choice[str]:
     flag_value="127.0.0.1:8437",
     help="Serve a web page at HOST:PORT too; default: 127.0.0.1:8437.",
 )
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the web page of --serve to FILE after each sweep.",
-)
 @click.option("--build", help=output.BUILD.format("before a sweep"))
 @click.option(
     "--on-flip",
@@ -119,7 +114,6 @@ def watch(
     once: bool,
     cluster: str | None,
     serve: str | None,
-    html: Path | None,
     **options: Any,
 ) -> None:
     """Run the repros whenever their backends change; say what changed.
@@ -130,11 +124,10 @@ def watch(
     found = list(paths) or [repro_folder()]
     settings = replace(load_watch_settings(options), once=once)
     others = pkgutil.resolve_name(WATCH["cluster"])(cluster) if cluster else None
-    pages = [("serve", serve), ("html", html)]
-    more = [partial(pkgutil.resolve_name(WATCH[name]), value) for name, value in pages if value]
+    page = partial(pkgutil.resolve_name(WATCH["serve"]), serve) if serve else None
     from minidbg.watch.daemon import run_daemon
 
-    sys.exit(run_daemon(found, settings, as_json=as_json, others=others, more_views=more))
+    sys.exit(run_daemon(found, settings, as_json=as_json, others=others, page=page))
 
 
 @click.command("status")

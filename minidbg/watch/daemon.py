@@ -486,9 +486,9 @@ def run_daemon(
     *,
     as_json: bool,
     others: OtherMachines | None = None,
-    more_views: Sequence[Callable[[Callable[[str], None]], views.View]] = (),
+    page: Callable[[Callable[[str], None]], views.View] | None = None,
 ) -> int:
-    """``more_views``: each is given a function by which the view tells a person something."""
+    """``page`` makes a view, given a function by which it tells a person something."""
     default = base.load().repro_dir
     for path in paths:
         if not path.exists() and path == default:
@@ -498,7 +498,7 @@ def run_daemon(
     def tell(text: str) -> None:
         inbox.put(Notice(text))
 
-    listeners = [make(tell) for make in more_views]
+    listeners = [page(tell)] if page else []
     if settings.on_flip:
         listeners.append(views.FlipCommands(settings.on_flip, settings.folder, tell))
     if as_json:

@@ -1,4 +1,4 @@
-"""The page of ``watch --serve`` and ``--html``: what it shows, who may read it, and how it keeps up."""
+"""The page of ``watch --serve``: what it shows, who may read it, and how it keeps up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.watch_driver import watching
 
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
-from minidbg.extras.page.state import HtmlFile
+from minidbg.extras.page.state import Page
 from minidbg.history import HISTORY_FILE, History, State
 from minidbg.watch import events
 from minidbg.watch.events import Event
@@ -99,21 +99,16 @@ def get(
         return refused.code, refused.read().decode(), refused.headers
 
 
-def test_a_file_has_the_state_after_each_sweep_and_texts_of_others_are_only_texts(folder: Path) -> None:
-    file = folder / "state.html"
-    page = HtmlFile(file)
-    assert "No repro is watched yet" in file.read_text()
-    for event in (started(folder, "relu.py"), SWEEP, result("relu.py", "crashed", message=HOSTILE)):
+def test_texts_of_others_are_only_texts(folder: Path) -> None:
+    page = Page()
+    assert "No repro is watched yet" in page.html()
+    for event in (started(folder, "relu.py"), SWEEP, result("relu.py", "crashed", message=HOSTILE), ENDED):
         page.show(event)
-    assert ">crashed" not in file.read_text()
-    page.show(ENDED)
-    text = file.read_text()
+    text = page.html("part.html.j2")
     assert ">crashed" in text
     assert "&lt;img src=x onerror=alert(1)&gt;\\x1b[2J" in text
     assert "<img" not in text
     assert "<script" not in text
-    with pytest.raises(OSError, match="nowhere"):
-        HtmlFile(folder / "nowhere" / "state.html")
 
 
 def test_the_page_its_part_and_the_story_of_a_repro_are_served(folder: Path) -> None:

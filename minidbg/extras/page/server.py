@@ -58,8 +58,6 @@ HEADERS = {
 class PageServer(Page):
     """The server, in a thread of its own until it is closed."""
 
-    live = True
-
     def __init__(self, address: str, tell: Callable[[str], None]) -> None:
         """``address``: ``HOST:PORT``, ``HOST``, ``:PORT``; no port: any. Raises MinidbgError."""
         super().__init__()

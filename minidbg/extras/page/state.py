@@ -1,4 +1,4 @@
-"""The state of watch as a page, a page of each repro; ``minidbg watch --html`` writes the first.
+"""The state of watch as a page, and a page of each repro.
 
 Both templates are given values only; they escape all of them.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
-from minidbg.core.files import read_regular, replace_file
+from minidbg.core.files import read_regular
 from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, parse_header, text_of
 from minidbg.core.text import display_path, moment, plural, printable
-from minidbg.watch import events, queries
+from minidbg.watch import queries
 from minidbg.watch.events import Event, Matrix
 from minidbg.watch.repros import read_repro, repro_name
 from minidbg.watch.views import View
@@ -22,15 +22,11 @@ from minidbg.watch.views import View
 PAGE_HISTORY_ENTRIES = 50
 SHOWN_CHARACTERS = 200_000
 """Of a script."""
-WRITTEN_AT = events.Started, events.SweepFinished, events.BuildFailed
 PAGE_STYLE, PAGE_SCRIPT = (templates.fill(name, {}) for name in ("page.css", "page.js"))
 
 
 class Page(View):
     """The state, kept up to date by events, and its HTML."""
-
-    live = False
-    """Whether there is a server that the page can ask for more."""
 
     def __init__(self) -> None:
         self.matrix = Matrix()
@@ -45,7 +41,7 @@ class Page(View):
     def html(self, template: str = "page.html.j2") -> str:
         with self.lock:
             home = display_path(self.matrix.home) if self.matrix.home else ""
-            return filled(template, matrix=self.matrix, home=home, live=self.live)
+            return filled(template, matrix=self.matrix, home=home)
 
     def details_page(self, name: str) -> str:
         """The page of a repro: its failure, what was seen of it, and its script. Raises
@@ -69,24 +65,6 @@ class Page(View):
         past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
         values = {"cells": cells, "repro": repro, "header": header, "script": script, "past": past}
         return filled("details.html.j2", **values)
-
-
-class HtmlFile(Page):
-    """The page as a file, written anew after each sweep: for a web server, or an artifact of CI."""
-
-    def __init__(self, path: Path, tell: object = None) -> None:
-        """Raises OSError where ``path`` cannot be written."""
-        super().__init__()
-        self.path = path
-        self.write()
-
-    def write(self) -> None:
-        replace_file(self.path, self.html().encode())
-
-    def show(self, event: Event) -> None:
-        super().show(event)
-        if isinstance(event, WRITTEN_AT):
-            self.write()
 
 
 def filled(template: str, **values: Any) -> str:
