@@ -1,9 +1,9 @@
 """The live view: which row is selected, what each key does, how all of it is drawn in the lines and
 columns there are, and a terminal.
 
-To add a key, write its row of ``HELP`` and its case in ``Screen.press``; of what the terminal is
-needed for in ``TerminalView.read_keys``. What the daemon is to do is a message: return one there
-is, or add one to ``Wish`` in ``views.py``, and its case in ``Daemon.dispatch``.
+To add a key, write its row of ``HELP`` and its case in ``Screen.press``. What the daemon is to do is
+a message: return one there is, or add one to ``Wish`` in ``views.py``, and its case in
+``Daemon.dispatch``.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import time
 import tty
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from minidbg.core.text import display_path, plural, printable
-from minidbg.watch.events import Cell, Event, Flipped, Matrix, Notice, names_of
+from minidbg.watch.events import Cell, Event, Flipped, Matrix, names_of
 from minidbg.watch.views import RunAll, Stop, View, Wish
 
 STYLES: Mapping[str | None, str] = {
@@ -38,7 +36,6 @@ STYLES: Mapping[str | None, str] = {
 HELP = (
     ("Enter", "rerun", "run all repros again, and sort them: what fails comes first"),
     ("up/down", "select", "select a repro, and show its error; also j and k, page up and down"),
-    ("o", "open", "open the selected repro, else the last that flipped, in $EDITOR"),
     ("q", "quit", "end watching"),
     ("?", "help", "show this list; any key closes it"),
     ("~verdict", "", "old: not judged on the present code, or not yet"),
@@ -75,12 +72,6 @@ class Screen:
                 at = repros.index(self.selected) if self.selected in repros else -1
                 self.selected = repros[min(max(0, at + ARROWS[key]), len(repros) - 1)]
         return None
-
-    def to_open(self) -> str:
-        """The selected repro, else the one that flipped last, else the first."""
-        repros = self.matrix.repros
-        wanted = [self.selected, *(flip.repro for flip in self.matrix.flips), *repros]
-        return next((one for one in wanted if one in repros), "")
 
     def render(self, width: int, height: int) -> RenderableType:
         """What matters most comes first; lines and rows that do not fit are cut off and counted."""
@@ -166,18 +157,10 @@ class TerminalView(View):
         self.live = Live(get_renderable=self.draw, console=self.console, screen=True)
         self.keyboard = sys.stdin.fileno()
         self.before = termios.tcgetattr(self.keyboard)
-        self.editing = threading.Lock()  # held while an editor has the terminal
-        self.begin()
-        threading.Thread(target=self.read_keys, name="minidbg-keys", daemon=True).start()
-
-    def begin(self) -> None:
-        """Draw, and let keys arrive one by one and unseen. Ctrl-C stays a signal."""
+        # Keys arrive one by one and unseen. Ctrl-C stays a signal.
         tty.setcbreak(self.keyboard, termios.TCSADRAIN)  # the default drops what was typed already
         self.live.start(refresh=True)
-
-    def end(self) -> None:
-        self.live.stop()
-        termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
+        threading.Thread(target=self.read_keys, name="minidbg-keys", daemon=True).start()
 
     def draw(self) -> RenderableType:
         """Called by rich, from its own thread."""
@@ -195,26 +178,14 @@ class TerminalView(View):
         while pressed := os.read(self.keyboard, 64):
             for key in KEY.findall(pressed.decode(errors="replace")):
                 with self.lock:
-                    message, repro = self.screen.press(key), self.screen.to_open()
+                    message = self.screen.press(key)
                 if message:
                     self.wish(message)
-                if key == "o" and repro:
-                    self.edit(Path(self.screen.matrix.home, repro))
-
-    def edit(self, path: Path) -> None:
-        """Give a person's editor the terminal till it ends. The daemon goes on but does not end."""
-        with self.editing:
-            self.end()
-            try:
-                click.edit(filename=str(path))
-            except click.ClickException as error:
-                self.wish(Notice(error.message))
-            self.begin()
 
     def close(self) -> None:
-        """Give the terminal back, once no editor has it."""
-        self.editing.acquire()
-        self.end()
+        """Give the terminal back."""
+        self.live.stop()
+        termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
         for flip in reversed(self.screen.matrix.flips):
             self.console.print(flip.line(), markup=False, highlight=False)
 

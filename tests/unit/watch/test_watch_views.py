@@ -263,18 +263,12 @@ def test_rows_are_marked_as_old_until_the_present_code_is_judged() -> None:
 
 
 def test_keys_that_ask_the_daemon_for_something_do_so_without_a_repro_too() -> None:
-    asked = {key: Screen().press(key) for key in ("\r", "\n", "q", "j", "\x1b[A", "o", "?")}
+    asked = {key: Screen().press(key) for key in ("\r", "\n", "q", "j", "\x1b[A", "?")}
     assert {key: one for key, one in asked.items() if one} == {
         "\r": RunAll(),
         "\n": RunAll(),
         "q": Stop("asked to"),
     }
-
-
-def test_what_is_opened_is_selected_or_has_flipped_last() -> None:
-    told = [result("b.py", "gone"), result("c.py", "gone"), flip("b.py"), flip("gone_since.py")]
-    screens = [heard(*told[:2]), heard(*told), heard(*told, keys="jjj"), Screen()]
-    assert [screen.to_open() for screen in screens] == ["a.py", "b.py", "c.py", ""]
 
 
 def test_readme_shows_the_matrix_as_it_is_drawn() -> None:
