@@ -26,7 +26,6 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.files import read_regular
 from minidbg.core.outcome import Outcome, Verdict, is_expected
 from minidbg.core.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
-from minidbg.core.text import display_path
 from minidbg.watch.repros import Repro, is_script, read_repro
 from minidbg.watch.runner import fork_for, judge_arguments, outcome_of_job
 from minidbg.watch.settings import DEVICES_CALL, Devices, Workers, chosen_devices, parse_devices
@@ -72,22 +71,6 @@ def pytest_configure(config: pytest.Config) -> None:
         parse_devices(config.getoption("minidbg_devices"))
     except MinidbgError as error:
         raise pytest.UsageError(str(error)) from error
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
-) -> None:
-    """Where a repro folder was named and nothing in it was a test, say what is there."""
-    if exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED or terminalreporter.stats.get("deselected"):
-        return
-    for word in config.args:
-        folder = Path(config.invocation_params.dir, word.partition("::")[0])
-        if (folder / HIDDEN / ".gitignore").is_file():  # minidbg's: no other run hears of this
-            name = display_path(folder)
-            terminalreporter.write_line(
-                f"minidbg: no test of {name}; pytest --minidbg {name} runs its repros, "
-                "and minidbg reduce makes some of captures"
-            )
 
 
 def session_pool(config: pytest.Config, backends: set[str] | None) -> Scripts:

@@ -111,23 +111,3 @@ def test_a_hang_ends_at_the_time_limit(folder: Path) -> None:
     status, text = run_pytest(folder, "minidbg_repros/cos.py", "--minidbg-seconds", "1")
     assert status == 1
     assert "timeout: no answer within 1 s" in text
-
-
-def test_a_repro_folder_of_which_no_test_was_made_says_how_to_run_it(folder: Path) -> None:
-    repros = folder / "minidbg_repros"
-    (repros / ".minidbg" / ".gitignore").write_text("*\n")
-    status, text = run_pytest(repros, option="")
-    assert status == 5
-    assert "minidbg: no test of .; pytest --minidbg . runs its repros, and minidbg reduce" in text
-    for path in repros.glob("*.py"):
-        path.unlink()
-    assert "minidbg: no test of minidbg_repros; " in run_pytest(folder, "minidbg_repros")[1]
-
-
-def test_the_pytest_runs_of_others_hear_nothing(folder: Path) -> None:
-    (folder / "minidbg_repros" / ".minidbg" / ".gitignore").write_text("*\n")
-    (folder / "test_own.py").write_text("def test_one(): pass\n")
-    (folder / "empty").mkdir()
-    for words in (["empty"], ["src"], ["test_own.py", "-k", "nothing"]):
-        assert "minidbg:" not in run_pytest(folder, *words, option="")[1]
-    assert "minidbg:" not in run_pytest(folder, "minidbg_repros", "-k", "nothing")[1]
