@@ -62,7 +62,11 @@ class BadJudge(MinidbgError):
     advice = f"{how}; metrics: {', '.join(METRICS)}"
 
 
-COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
+PARTS = (
+    *(ast.Compare, ast.Name, ast.Load, ast.Constant, ast.UnaryOp, ast.USub),
+    *(ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq),
+)
+"""What there may be in a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +106,11 @@ def _condition(tree: ast.expr) -> ast.expr:
         case ast.Name(id="top1" | "equal"):
             return ast.Compare(tree, [ast.Eq()], [ast.Constant(1)])
         case ast.Compare():
-            are_metrics = [_is_metric(side) for side in (tree.left, *tree.comparators)]
-            if not any(are_metrics):
-                raise ValueError("it compares no metric")
-            if not all(isinstance(op, COMPARISONS) for op in tree.ops):
-                raise ValueError("only <, <=, >, >= and == compare")
-            return tree
-    raise ValueError(f"{ast.unparse(tree)!r} is no comparison")
-
-
-def _is_metric(tree: ast.expr) -> bool:
-    match tree:
-        case ast.Name():
-            if tree.id not in METRICS:
-                raise ValueError(f"no metric is called {tree.id!r}")
-            return True
-        case (
-            ast.Constant(value=int() | float())
-            | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()))
-        ):
-            return False
-    raise ValueError(f"{ast.unparse(tree)!r} is neither a metric nor a number")
+            parts = [*ast.walk(tree)]
+            names = {part.id for part in parts if isinstance(part, ast.Name)}
+            numbers = (part.value for part in parts if isinstance(part, ast.Constant))
+            is_plain = all(isinstance(part, PARTS) for part in parts)
+            if is_plain and all(isinstance(number, int | float) for number in numbers):
+                if names and names <= {*METRICS}:
+                    return tree
+    raise ValueError(f"{ast.unparse(tree)!r} compares no metric with a number")

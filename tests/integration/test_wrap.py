@@ -361,7 +361,7 @@ def test_what_the_wrapped_backend_has_not_the_wrapper_has_not() -> None:
         ({"on_failure": "explode"}, BadSetting, "on_failure='explode'.*'raise', 'fallback'"),
         ({"options": {"max_autotun": True}}, BadSetting, "no option 'max_autotun'; did you mean 'max_auto"),
         ({"options": {"max_autotune": "yes"}}, BadSetting, "max_autotune"),
-        ({"judge": "psnr>3"}, BadJudge, "'psnr>3' is no judge: no metric is called 'psnr'"),
+        ({"judge": "psnr>3"}, BadJudge, "'psnr>3' is no judge: 'psnr > 3' compares no metric"),
         ({"judge": ""}, BadSetting, "judge='' .*must be a string"),
         ({"mode": "max-autotun"}, BadSetting, "mode='max-autotun'.*did you mean 'max-autotune'"),
     ],
