@@ -67,13 +67,6 @@ def inductor_option_names() -> list[str]:
 
 
 @private
-def inductor_modes() -> list[str]:
-    from torch._inductor import list_mode_options
-
-    return sorted(list_mode_options())
-
-
-@private
 def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
     """Have ``replaced(backend)`` used for each backend a program asks for, in whatever way it asks.
 

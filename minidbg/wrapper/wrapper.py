@@ -53,8 +53,11 @@ class WrappedBackend:
         """The chain; ``options`` and ``mode`` are the first link's.
         Raises BadSetting for what inductor does not know."""
         first, *others = self.backends
-        check_options(first, self.options, self.mode)
-        return (Link(first, self.options, self.mode), *(Link(backend) for backend in others))
+        try:
+            return (Link(first, self.options, self.mode), *map(Link, others))
+        except RuntimeError as error:
+            what = str(error).partition(", known options are")[0]
+            raise BadSetting(f"inductor's options or mode: {what}") from error
 
     def __call__(
         self,
@@ -213,24 +216,6 @@ def checked_backends(backend: object) -> tuple[Backend, ...]:
     return links
 
 
-def check_options(backend: Backend, options: Mapping[str, Any], mode: str | None) -> None:
-    """Raise BadSetting for options and modes a backend surely lacks; only inductor's are listed."""
-    if backend != "inductor":
-        return
-    if mode is not None and mode not in (modes := torch_internals.inductor_modes()):
-        known = ", ".join(map(repr, modes))
-        raise BadSetting(f"mode={mode!r}: inductor knows {known}{nearest(mode, modes)}")
-    if options:
-        names = torch_internals.inductor_option_names()
-        for name in options:
-            if name.replace("-", "_") not in names:
-                raise BadSetting(f"options: inductor has no option {name!r}{nearest(name, names)}")
-        try:
-            backends.compiler_fn(backend, options=options, mode=mode)
-        except RuntimeError as error:  # a value of the wrong type
-            raise BadSetting(f"options: {error}") from error
-
-
 class EntryPoint:
     """Backend of ``torch.compile(m, backend="minidbg", options={"backend": "my_backend", ...})``.
 
@@ -294,15 +279,11 @@ def split_options(given: Mapping[str, Any]) -> dict[str, Any]:
     nested = arguments.pop("options", None) or {}
     backend = arguments["backend"]
     first = backend[0] if isinstance(backend, list | tuple) and backend else backend
-    known = torch_internals.inductor_option_names() if first == "inductor" and own else []
-    for name in own:
-        listed = name.replace("-", "_") in known
-        near = nearest(name, [*WRAP_ARGUMENTS, *known])
-        if not listed and (near or first == "inductor"):
+    for name in own if first != "inductor" else ():  # which refuses what it does not know
+        if near := nearest(name, WRAP_ARGUMENTS):
             raise BadSetting(
-                f"options: {name!r} is neither a setting of minidbg nor an option of "
-                f"{link_name(first)}{near}. What is surely the backend's own goes into "
-                f"options={{'options': {{{name!r}: ...}}}}"
+                f"options: {name!r} is no setting of minidbg{near}. What is surely "
+                f"{link_name(first)}'s own goes into options={{'options': {{{name!r}: ...}}}}"
             )
     options, _ = merged_links(nested, None, own, None)
     return {**arguments, "options": options}

@@ -359,11 +359,11 @@ def test_what_the_wrapped_backend_has_not_the_wrapper_has_not() -> None:
         ({"backend": 3}, BadSetting, "backend=3: must be a name, a callable"),
         ({"backend": "minidbg"}, BadSetting, "does not wrap itself"),
         ({"on_failure": "explode"}, BadSetting, "on_failure='explode'.*'raise', 'fallback'"),
-        ({"options": {"max_autotun": True}}, BadSetting, "no option 'max_autotun'; did you mean 'max_auto"),
+        ({"options": {"max_autotun": True}}, BadSetting, "Unexpected optimization option max_autotun$"),
         ({"options": {"max_autotune": "yes"}}, BadSetting, "max_autotune"),
         ({"judge": "psnr>3"}, BadJudge, "'psnr>3' is no judge: 'psnr > 3' compares no metric"),
         ({"judge": ""}, BadSetting, "judge='' .*must be a string"),
-        ({"mode": "max-autotun"}, BadSetting, "mode='max-autotun'.*did you mean 'max-autotune'"),
+        ({"mode": "max-autotun"}, BadSetting, "max-autotun, should be one of: .*max-autotune$"),
     ],
 )
 def test_bad_arguments_are_errors_at_once(
@@ -411,9 +411,9 @@ def test_where_no_backend_is_named_it_is_the_one_that_the_program_has_set(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"on_failur": "raise", "backend": "eager"}, "'on_failur' is neither .* did you mean 'on_failure'"),
-        ({"max_autotun": True}, "'max_autotun' is neither .* did you mean 'max_autotune'"),
-        ({"zzzz": True}, "'zzzz' is neither a setting of minidbg nor an option of inductor"),
+        ({"on_failur": "raise", "backend": "eager"}, "'on_failur' is no setting.* did you mean 'on_failure'"),
+        ({"max_autotun": True}, "Unexpected optimization option max_autotun"),
+        ({"zzzz": True}, "Unexpected optimization option zzzz"),
         ({"on_failure": "explode"}, "on_failure='explode'"),
         ({"backend": "inducter"}, "did you mean 'inductor'"),
     ],
