@@ -62,11 +62,10 @@ class BadJudge(MinidbgError):
     advice = f"{how}; metrics: {', '.join(METRICS)}"
 
 
-PARTS = (
+IN_COMPARISONS = (
     *(ast.Compare, ast.Name, ast.Load, ast.Constant, ast.UnaryOp, ast.USub),
     *(ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq),
 )
-"""What there may be in a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +107,9 @@ def _condition(tree: ast.expr) -> ast.expr:
         case ast.Compare():
             parts = [*ast.walk(tree)]
             names = {part.id for part in parts if isinstance(part, ast.Name)}
-            numbers = (part.value for part in parts if isinstance(part, ast.Constant))
-            is_plain = all(isinstance(part, PARTS) for part in parts)
-            if is_plain and all(isinstance(number, int | float) for number in numbers):
-                if names and names <= {*METRICS}:
-                    return tree
+            numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+            are_numbers = all(isinstance(number, int | float) for number in numbers)
+            is_plain = all(isinstance(part, IN_COMPARISONS) for part in parts)
+            if is_plain and are_numbers and names and names <= {*METRICS}:
+                return tree
     raise ValueError(f"{ast.unparse(tree)!r} compares no metric with a number")
