@@ -178,23 +178,6 @@ def _setup_statements(rank: int | str, size: int | str, why: str) -> tuple[str, 
     return "from torch import distributed", FAKE_GROUP, "\n".join(lines)
 
 
-def what_was_needed(original: Case, smallest: Case) -> str:
-    """A sentence for a reader who has one process: how much of the job of several ranks the repro
-    has; empty for other cases."""
-    if is_asked_for_its_rank(smallest):
-        return "the backend asks for its rank: it finds a fake process group, which moves no data"
-    if not needs_group(original.graph_module, original.inputs):
-        return ""
-    rank, size = rank_and_size()
-    alone = f"on a fake process group (rank {rank} of {size}, alone)"
-    if any(map(is_collective, _calls(smallest.graph_module))):
-        return f"collectives are part of the failure: they run {alone}, which moves no data"
-    if needs_group(smallest.graph_module, smallest.inputs):
-        local = "with the local shards alone it does not fail"
-        return f"DTensors are part of the failure: they are built {alone}; {local}"
-    return "no mesh, DTensor or collective is needed: the inputs are the local values of one rank"
-
-
 # --- values as text ---
 
 

@@ -20,7 +20,7 @@ from minidbg.core.text import last_line, signal_name
 from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
-from minidbg.fx.ranks import on_its_rank, what_was_needed
+from minidbg.fx.ranks import on_its_rank
 from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.search import SHOWN, BudgetSpent
 from minidbg.reduction.session import Session
@@ -130,7 +130,7 @@ def with_provenance(
         is_new = outermost.isidentifier() and not message.startswith(f"{outermost}:")
         plainer = shown.replace("; RMSE against float64", "\nRMSE against float64")
         message = plainer if traits.compares else rest if is_new and rest else shown
-    notes = (*before.notes, *reduced.notes, what_was_needed(original, case), note, ended_early)
+    notes = (*before.notes, *reduced.notes, note, ended_early)
     provenance = replace(
         before,
         message=message,

@@ -141,8 +141,6 @@ def test_a_smaller_case_without_collectives_loses_the_process_group() -> None:
     assert ranks.FAKE_GROUP in case.backend.setup
     smaller = case.with_graph(graph_of((torch.relu, ())), (torch.ones(2),))
     assert ranks.with_group(smaller).backend.setup == ()
-    assert "no mesh, DTensor or collective is needed" in ranks.what_was_needed(case, smaller)
-    assert "collectives are part of the failure" in ranks.what_was_needed(case, case)
 
 
 def test_a_backend_that_asks_for_its_rank_finds_the_one_of_the_failure() -> None:
@@ -157,7 +155,6 @@ def test_a_backend_that_asks_for_its_rank_finds_the_one_of_the_failure() -> None
     assert ranks.on_its_rank(smaller) is None
     text = render(smaller, Form.CAPTURE).text
     assert 'init_process_group("fake", rank=2, world_size=4' in text
-    assert "the backend asks for its rank" in ranks.what_was_needed(case, smaller)
 
 
 def test_a_graph_over_dtensors_is_not_verified(mesh: DeviceMesh) -> None:
