@@ -30,8 +30,6 @@ FEW_MEMBERS = 8
 """Nodes that may always be suspected together, however small the graph."""
 SOURCE_NODES = re.compile(r"Source Nodes: \[(?P<names>[^\]]*)\]")
 """Inductor's comment above a kernel's call; a C++ kernel's has none."""
-CPP_KERNEL = re.compile(r"^\s+(?P<kernel>cpp_fused_\w+)\(")
-"""The call of a C++ kernel, named after the ATen ops in it."""
 CPP_LINE = re.compile(r"API call failed at (?P<file>\S+), line (?P<line>\d+)")
 """What a wrapper in C++ says, which has no frame in Python. Its file has the same comments."""
 FX_FILE = "<eval_with_key>"
@@ -79,33 +77,19 @@ def renamed(suspects: Suspects, names: Mapping[str, str]) -> Suspects:
 
 
 def of_generated_line(file: str, line: int, known: Calls) -> list[Set[str]]:
-    """The nodes that a line of a file that inductor generated runs, the likeliest group first.
-
-    Those in the comment above it. The call of a C++ kernel has no comment: there, the nodes between
-    those of the comments before and after it, and first those whose op occurs in no C++ kernel that
-    ran before.
-    """
+    """The nodes in the comment above a line of a file that inductor generated."""
     try:
         lines = Path(file).read_text(errors="replace").splitlines()
     except OSError:
         return []
     if line > len(lines) or not any("inductor" in text for text in lines[:60]):
         return []
-    start = next((at for at in range(line - 1, 0, -1) if lines[at].lstrip().startswith("def ")), 0)
-    called = CPP_KERNEL.match(lines[line - 1])
-    above = _first_comment(reversed(lines[start:line]), known)
-    if called is None:
-        return [set(above)]
-    order = list(known)
-    below = _first_comment(lines[line:], known)
-    first = max(map(order.index, above), default=-1) + 1
-    end = max(map(order.index, below), default=len(order)) + 1
-    between = order[first:end]
-    ran = [call["kernel"] for text in lines[start : line - 1] if (call := CPP_KERNEL.match(text))]
-    ops = {name: f"_{op_name(known[name])}_" for name in between}
-    in_kernel = [name for name in between if ops[name] in called["kernel"]]
-    new = {name for name in in_kernel if not any(ops[name] in kernel for kernel in ran)}
-    return [new, set(between)]
+    if lines[line - 1].lstrip().startswith("cpp_fused_"):
+        return []  # the comment is of another kernel
+    above = takewhile(lambda text: not text.lstrip().startswith("def "), reversed(lines[:line]))
+    comment = next(filter(None, map(SOURCE_NODES.search, above)), None)
+    names = comment["names"].split(",") if comment else []
+    return [{name for name in map(str.strip, names) if name in known}]
 
 
 def of_fx_line(frame: FrameType, line: int, known: Calls) -> list[Set[str]]:
@@ -116,12 +100,6 @@ def of_fx_line(frame: FrameType, line: int, known: Calls) -> list[Set[str]]:
         return []
     call = known[found["name"]]
     return [{found["name"]}] if op_name(call) in found["call"] else []
-
-
-def _first_comment(lines: Iterable[str], known: Calls) -> list[str]:
-    comment = next(filter(None, map(SOURCE_NODES.search, lines)), None)
-    names = comment["names"].split(",") if comment else []
-    return [name for name in map(str.strip, names) if name in known]
 
 
 def _named_by(frame: FrameType, line: int, known: Calls) -> list[Set[str]]:

@@ -176,33 +176,6 @@ def refusing_relu(value: torch.Tensor) -> None:
     raise Refused
 
 
-CPP_KERNELS = """
-# from torch._inductor.runtime import helpers
-def call(args):
-    cpp_fused_add_sin_0(args)
-    # Topologically Sorted Source Nodes: [x_3], Original ATen: [aten.mm]
-    buf0 = args
-    cpp_fused_relu_sin_1(args)
-    # Topologically Sorted Source Nodes: [view, x_9], Original ATen: [aten.view, aten.mm]
-    buf1 = args
-"""
-
-
-def test_a_cpp_kernel_without_a_comment_is_named_by_its_ops_and_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "generated.py"
-    path.write_text(CPP_KERNELS)
-
-    def cpp_fused_relu_sin_1(args: object) -> None:
-        raise Refused
-
-    def run(graph_module: fx.GraphModule) -> None:
-        namespace = {"cpp_fused_add_sin_0": id, "cpp_fused_relu_sin_1": cpp_fused_relu_sin_1}
-        exec(compile(CPP_KERNELS, str(path), "exec"), namespace)
-        namespace["call"]([1])
-
-    assert named(run) == (("x_7",), tuple(f"x_{number}" for number in range(4, 10)))
-
-
 def test_renaming_leaves_out_what_has_no_name() -> None:
     assert renamed((("a", "b"), ("c",)), {"a": "x"}) == (("x",),)
 
