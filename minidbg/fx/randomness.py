@@ -47,9 +47,6 @@ SWITCHES = {
 POOLS = "fractional_max_pool"
 """Begins the names of ops whose Python function draws, and whose operator does not."""
 
-RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-"""The same for ops that take their dropout three places after the list of their weights."""
-
 WRAPPERS = frozenset(
     {"wrap", "tag_activation_checkpoint", "invoke_subgraph", "wrap_with_set_grad_enabled", "strict_mode"}
 )
@@ -73,9 +70,6 @@ class Drawn:
     """Which of the call's results it is."""
     read: Callable[[Any], Any] = lambda result: result
     """The value, from what the call gives."""
-
-    def as_read(self, read: Callable[[Any], Any]) -> Drawn:
-        return replace(self, value=read(self.value), read=read)
 
 
 NewInput: TypeAlias = Callable[[Drawn], fx.Node]
@@ -121,7 +115,7 @@ def _may_draw(node: fx.Node) -> bool:
     name = op_name(node)
     plain = name.strip("_")
     tags = torch_internals.tags_of_operators(name)
-    hidden = plain in DROPOUTS | RECURRENT | set(SWITCHES) | {ATTENTION} or name.startswith(POOLS)
+    hidden = plain in DROPOUTS | set(SWITCHES) | {ATTENTION} or name.startswith(POOLS)
     if tags is None or hidden:
         return True
     return torch.Tag.nondeterministic_seeded in tags
@@ -131,7 +125,7 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     """``gm`` with its draws as inputs, which hold what an eager run on clones of ``inputs`` drew.
 
     A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops
-    that hide what they draw (recurrent ones) have it switched off. Everything else becomes the
+    that hide what they draw (``SWITCHES``) have it switched off. Everything else becomes the
     value that it gave, a constant to autograd. What is drawn in loops, branches and vmap is left.
     ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in
     eager.
@@ -257,28 +251,17 @@ class _Recorder(fx.Interpreter):
             ones = torch.ones_like(args[0])
             kwargs = {key: v for key, v in kwargs.items() if key not in ("inplace", "input")}
             in_place = name.endswith("_") or argument_of(node, "inplace", False, 3) is True
-            return partial(multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
+            args = (ones, *args[1:3])
+            call = DrawingCall(node.op, node.target, args, kwargs)
+            mask = Drawn(getattr(self, node.op)(node.target, args, kwargs), call)
+            return partial(multiply_by_mask, mask, in_place)
         if plain == ATTENTION:
-            mask = attention_mask(*args, result=result, **kwargs)
+            shown = attention_mask(*args, result=result, **kwargs)
             autocast = torch.is_autocast_enabled(result.device.type)
-            return partial(give_mask, mask, result.dtype, autocast)
-        if name == "gumbel_softmax" and not argument_of(node, "hard", False, 2):
-            tau = argument_of(node, "tau", 1, 1)
-            dim = argument_of(node, "dim", -1, 4)
-            logits = args[0].clone()
-            soft = self.again(node, (logits, *args[1:]), kwargs)
-            return partial(add_noise, soft.as_read(lambda y: tau * y.log() - logits), tau, dim)
-        if name == "rrelu" and argument_of(node, "inplace", False, 4) is False:
-            signs = torch.where(args[0] > 0, 1, -1).to(args[0])  # which draw as many numbers
-            mask = self.again(node, (signs, *args[1:]), kwargs).as_read(lambda y: y / signs)
-            return partial(multiply_by_mask, mask, False)
-        if plain in SWITCHES or plain in RECURRENT:
-            self.switched_off.append(node.name)
+            return partial(give_mask, shown, result.dtype, autocast)
         if plain in SWITCHES:
+            self.switched_off.append(node.name)
             return partial(set_argument, *SWITCHES[plain])
-        if plain in RECURRENT:
-            index = dropout_index(node)
-            return None if index is None else partial(set_argument, "dropout", index, 0.0)
         if name in WRAPPERS and len(branches(node)) == 1:
             return self._inside(node, args)
         if any(nested_graphs(node)):
@@ -294,10 +277,6 @@ class _Recorder(fx.Interpreter):
             parts = enumerate(clone_values(result))
             return partial(replace_parts, [Drawn(value, call, part) for part, value in parts])
         return None
-
-    def again(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
-        result = getattr(self, node.op)(node.target, args, kwargs)
-        return Drawn(result, DrawingCall(node.op, node.target, args, kwargs))
 
     def has_gradients(self, node: fx.Node, args: Any, kwargs: Any) -> bool:
         """Whether a float argument has a nonzero gradient: those of most draws have none."""
@@ -410,17 +389,6 @@ def multiply_by_mask(
     become(node, op, target, given)
 
 
-def add_noise(
-    noise: Drawn, tau: Any, dim: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
-) -> None:
-    """The softmax that ``gumbel_softmax`` is, of what it is given and the noise."""
-    logits = argument_of(node, "logits", position=0)
-    with gm.graph.inserting_before(node):
-        noisy = gm.graph.call_function(torch.add, (logits, new_input(noise)))
-        scaled = gm.graph.call_function(torch.div, (noisy, tau))
-    become(node, "call_function", torch.softmax, (scaled, dim))
-
-
 def replace_value(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
     become(node, "call_method", "clone", (new_input(value),))  # the graph may write to it
 
@@ -472,9 +440,3 @@ def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
 def is_getitem(node: fx.Node) -> bool:
     gets_item = node.op == "call_function" and node.target is operator.getitem
     return gets_item and isinstance(node.args[1], int)
-
-
-def dropout_index(node: fx.Node) -> int | None:
-    lists = [index for index, value in enumerate(node.args) if isinstance(value, list | tuple)]
-    index = lists[-1] + 3 if lists else len(node.args)
-    return index if index + 1 < len(node.args) else None
