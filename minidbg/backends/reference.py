@@ -265,11 +265,10 @@ def _expression(
     try:
         return name, _registered(name, setup, builder) if names else expression_for(inner, builder)
     except NotReferable as error:
-        live = torch_internals.registered_backend(name) if names else inner
         raise NothingLeadsThere(
             f"the backend {repr(name) if names else name} cannot be found again by a fresh process:"
             f" {error}. Give it a global name in a module that can be imported, or say how to "
-            f'get it: minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(live)}")'
+            'get it: minidbg.wrap(backend, setup="import my_pkg", reference="my_pkg.mod:factory()")'
         ) from error
 
 
@@ -390,18 +389,6 @@ def described(backend: Any) -> str:
         file = inspect.getsourcefile(owner) or inspect.getfile(owner)
         where = f"{os.path.basename(file)}:{inspect.findsource(owner)[1] + 1}"
     return f"an object of the class {owner.__qualname__} of {where}"
-
-
-def suggested(backend: Any) -> str:
-    inner = innermost(backend)
-    module = getattr(inner, "__module__", None) or type(inner).__module__
-    path = getattr(inner, "__qualname__", None)
-    if not is_foreign(module):
-        return "my_pkg.mod:factory()"
-    if path is None:
-        return f"{module}:{type(inner).__qualname__}(...)"
-    factory, local, _ = path.rpartition(".<locals>.")
-    return f"{module}:{factory}(...)" if local else "my_pkg.mod:factory()"
 
 
 def check_option_values(options: Mapping[str, Any], name: str) -> None:

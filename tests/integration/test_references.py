@@ -235,10 +235,10 @@ torch.compile(lambda x: x + 1, backend=used[0])(torch.ones(1))
 
 
 REFUSED = {
-    "a closure": ("thunder_like.closure(2, {})", ["a closure of __init__.py:", 'reference="thunder_like:closure(...)"']),
-    "a closure of a factory": ("torchair_like.get_npu_backend()", ["a closure of __init__.py:", 'reference="torchair_like:get_npu_backend(...)"']),
+    "a closure": ("thunder_like.closure(2, {})", ["a closure of __init__.py:", 'reference="my_pkg.mod:factory()"']),
+    "a closure of a factory": ("torchair_like.get_npu_backend()", ["a closure of __init__.py:", 'reference="my_pkg.mod:factory()"']),
     "a lambda": ("(lambda gm, inputs: gm)", ["a lambda of train.py:", 'reference="my_pkg.mod:factory()"']),
-    "an instance": ("thunder_like.ThunderCompiler()", ["no global name holds it, an object of the class ThunderCompiler of __init__.py:", 'reference="thunder_like:ThunderCompiler(...)"']),
+    "an instance": ("thunder_like.ThunderCompiler()", ["no global name holds it, an object of the class ThunderCompiler of __init__.py:", 'reference="my_pkg.mod:factory()"']),
     "an object in a partial": ("functools.partial(openvino, options=object())", ["argument 'options' is not a literal"]),
     "a closure in a partial": ("functools.partial(thunder_like.closure(1, 2), 3)", ["a closure of __init__.py:"]),
     "an object among the options": ("'hidet_like', options={'passes': [1, object()]}", ["options['passes'][1] of backend hidet_like", "minidbg.wrap("]),
