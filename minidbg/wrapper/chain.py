@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,8 +18,6 @@ from minidbg.fx.copying import copy_graph_module
 from minidbg.torch_internals import compile_directly
 
 Backend: TypeAlias = str | CompilerFn
-MOST_SHAPES = 8
-"""Shapes for which a dynamic graph is compiled at run time, as many as dynamo's recompile limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,41 +76,30 @@ def merged_links(
 
 
 def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
-    """``graph`` compiled by ``link`` for real ``args``, outside dynamo.
-
-    A graph with symbolic sizes would be compiled for these sizes alone, so it is compiled
-    anew for each shape, and run in eager when the shapes become too many.
-    """
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    if not any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders):
-        return compile_here(link, graph, args)
-    compiled: dict[tuple[Any, ...], CompiledFn] = {}
-
-    def compiled_for(args: Sequence[Any]) -> CompiledFn:
-        shape = tuple(
-            (tuple(arg.shape), arg.stride() if arg.layout is torch.strided else ())
-            if isinstance(arg, torch.Tensor)
-            else arg
-            for arg in args
-        )
-        if shape not in compiled:
-            if len(compiled) >= MOST_SHAPES:
-                return graph.forward
-            compiled[shape] = compile_here(link, graph, args)
-        return compiled[shape]
-
-    compiled_for(args)  # fail now, where the next link is tried
-    return lambda *args: compiled_for(args)(*args)
-
-
-def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
+    """``graph`` compiled by ``link`` for real ``args``, outside dynamo: with symbolic sizes for these
+    sizes alone, so that others run in eager."""
     spec = RunSpec(BackendRef(link.name, "..."), level=link.level)
     with (
         torch_internals.compiling_alone(),
         torch_internals.outside_tracing(),
         torch_internals.preserving_thread_state(),
     ):
-        return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), spec)  # type: ignore[no-any-return]
+        own_graph = copy_graph_module(graph)
+        compiled_fn: CompiledFn = compile_directly(link.compiler, own_graph, tuple(args), spec)
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    if not any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders):
+        return compiled_fn
+
+    def form(args: Sequence[Any]) -> list[Any]:
+        return [
+            (arg.shape, arg.stride() if arg.layout is torch.strided else ())
+            if isinstance(arg, torch.Tensor)
+            else arg
+            for arg in args
+        ]
+
+    first = form(args)
+    return lambda *args: (compiled_fn if form(args) == first else graph.forward)(*args)
 
 
 def is_symbolic_number(placeholder: fx.Node) -> bool:
@@ -121,17 +107,7 @@ def is_symbolic_number(placeholder: fx.Node) -> bool:
     return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
-def same_backend(one: Backend, other: Backend) -> bool:
-    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
-        if not same_backend(one.func, other.func):
-            return False
-        return one.args == other.args and one.keywords == other.keywords
-    return one is other or bool(one == other)
-
-
-def backend_hash(backend: Backend | Callable[..., Any]) -> int:
-    if isinstance(backend, functools.partial):
-        return hash(("partial", backend_hash(backend.func)))
+def backend_hash(backend: Backend) -> int:
     try:
         return hash(backend)
     except TypeError:

@@ -23,7 +23,7 @@ from minidbg.core.errors import BadSetting, UnknownBackend, nearest
 from minidbg.core.run_spec import CompiledFn, CompilerFn, Level
 from minidbg.core.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.fx.randomness import may_draw
-from minidbg.wrapper.chain import Backend, Link, backend_hash, link_name, merged_links, same_backend
+from minidbg.wrapper.chain import Backend, Link, backend_hash, link_name, merged_links
 from minidbg.wrapper.graph_state import GraphState, state_of
 from minidbg.wrapper.process import add_line, own_report, set_report
 from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
@@ -113,11 +113,8 @@ class WrappedBackend:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WrappedBackend):
             return NotImplemented
-        return (
-            (self.options, self.mode, self.settings) == (other.options, other.mode, other.settings)
-            and len(self.backends) == len(other.backends)
-            and all(map(same_backend, self.backends, other.backends))
-        )
+        fields = ("backends", "options", "mode", "settings")
+        return all(getattr(self, name) == getattr(other, name) for name in fields)
 
     def __hash__(self) -> int:
         return hash((tuple(map(backend_hash, self.backends)), self.mode, self.settings))

@@ -11,12 +11,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from minidbg.core.run_spec import Level
 from minidbg.wrapper.chain import (
-    MOST_SHAPES,
     Link,
     backend_hash,
     compile_at_run_time,
     merged_links,
-    same_backend,
 )
 
 
@@ -36,9 +34,7 @@ class Unhashable:
         return isinstance(other, Unhashable)
 
 
-def test_backends_that_are_equal_as_values_are_the_same_although_nothing_hashes_them() -> None:
-    assert same_backend(Unhashable(), Unhashable())
-    assert not same_backend(Unhashable(), backend)
+def test_a_backend_that_nothing_hashes_has_the_hash_of_its_class() -> None:
     assert backend_hash(Unhashable()) == backend_hash(Unhashable())
 
 
@@ -87,21 +83,12 @@ def dynamic_graph() -> fx.GraphModule:
     return graph_over(ShapeEnv().create_unbacked_symint())
 
 
-def test_a_dynamic_graph_is_compiled_for_each_shape_and_run_in_eager_for_too_many() -> None:
-    counts = Counts()
-    compiled = compile_at_run_time(Link(counts), dynamic_graph(), (torch.ones(1),))
-    sizes = [*range(1, MOST_SHAPES + 3), 1, 2]
-    for size in sizes:
-        assert torch.equal(compiled(torch.ones(size))[0], torch.full((size,), 2.0))
-    assert counts.shapes == [(size,) for size in range(1, MOST_SHAPES + 1)]
-
-
-def test_strides_and_numbers_tell_calls_of_a_dynamic_graph_apart() -> None:
+def test_a_dynamic_graph_is_compiled_for_one_form_of_its_inputs_and_others_run_in_eager() -> None:
     counts = Counts()
     compiled = compile_at_run_time(Link(counts), dynamic_graph(), (torch.ones(2, 3),))
-    for value in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.eye(2).to_sparse(), 3, 4, 3):
+    for value in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.eye(2).to_sparse(), 3):
         compiled(value)
-    assert counts.shapes == [(2, 3), (2, 3), (2, 2), 3, 4]
+    assert counts.shapes == [(2, 3)]
 
 
 def test_a_later_link_below_aot_autograd_gets_fake_inputs_as_from_there() -> None:
