@@ -233,11 +233,14 @@ class _Comparing:
         return lines
 
     def tolerance(self, leaf: Leaf) -> tuple[float, float, float]:
-        """Relative, absolute, relative to float64."""
+        """Relative, absolute, relative to float64; zeros for integers and bools."""
         dtype = leaf.value.dtype if isinstance(leaf.value, torch.Tensor) else torch.float32
-        relative, absolute, rounding = default_tolerance(dtype)
-        given = self.tolerances.get(_short_name(dtype), self.tolerances.get("any"))
-        if given is not None and rounding:
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return 0.0, 0.0, 0.0
+        info = torch.finfo(dtype)
+        one_step = (info.eps, info.eps * info.tiny, info.eps)  # float8 has no entry
+        relative, absolute, rounding = TOLERANCES.get(getattr(torch, info.dtype), one_step)
+        if given := self.tolerances.get(_short_name(dtype), self.tolerances.get("any")):
             return *given, given[0]
         own = largest(leaf.value) if isinstance(leaf.value, torch.Tensor) else 0.0
         return relative, absolute * (min(own, 1.0) or 1.0), rounding
@@ -346,15 +349,6 @@ def in_words(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor | None) -> st
         return ""
     metrics = metrics_of(a, e, exact)
     return f", PCC {metrics.pcc:.6g}, ratio {metrics.ratio:.2g}"
-
-
-def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
-    """The triple of TOLERANCES for a dtype: its parts' for complex, zero for integers and bools."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return 0.0, 0.0, 0.0
-    info = torch.finfo(dtype)
-    one_step = (info.eps, info.eps * info.tiny, info.eps)  # float8 has no entry
-    return TOLERANCES.get(getattr(torch, info.dtype), one_step)
 
 
 def _form(where: str, role: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
