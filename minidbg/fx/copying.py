@@ -204,6 +204,15 @@ def _copy_nested(module: Any, done: dict[int, fx.GraphModule]) -> None:
             _copy_nested(own, done)
 
 
+def returning(graph_module: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
+    """A copy that returns the values of ``nodes``."""
+    made = copy_graph_module(graph_module)
+    named = {node.name: node for node in made.graph.nodes}
+    made.graph.output_node().args = (tuple(named[node.name] for node in nodes),)
+    made.recompile()
+    return made
+
+
 class NoGraph(MinidbgError):
     """Dynamo made no single graph: the function computes nothing, or cannot be captured whole."""
 

@@ -20,7 +20,7 @@ from minidbg.core.metrics import Metrics, worst_of
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import plain
 from minidbg.fx.case import Case
-from minidbg.fx.copying import copy_graph_module
+from minidbg.fx.copying import returning
 from minidbg.fx.edit import extract
 from minidbg.fx.effects import Fact, is_call, mode_of, op_name, tensors_in
 from minidbg.fx.effects import Mode as ModeChange
@@ -223,16 +223,6 @@ def row_without_values(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> Row:
         " ".join(str(list(shape)) for shape, *_ in likes),
         " ".join(str(dtype).removeprefix("torch.") for _, dtype, *_ in likes),
     )
-
-
-def returning(graph_module: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
-    """A copy that returns the values of ``nodes``."""
-    made = copy_graph_module(graph_module)
-    named = {node.name: node for node in made.graph.nodes}
-    (output,) = made.graph.find_nodes(op="output")
-    output.args = (tuple(named[node.name] for node in nodes),)
-    made.recompile()
-    return made
 
 
 def part_of_output(leaves: Leaves, index: int) -> Leaves:
