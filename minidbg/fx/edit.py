@@ -102,7 +102,9 @@ def extract(
                 for path, part in parts_of(facts[source]):
                     if part.type is FactType.OPAQUE:
                         raise CannotExtract(f"{source.name} has no form as an input")
-                    if _becomes_input(source, part):
+                    example = source.meta.get("example_value")
+                    is_symbol = isinstance(example, torch.SymInt | torch.SymFloat)
+                    if is_tensor(part) or (part.type is FactType.NUMBER and is_symbol):
                         lifted.setdefault((source, dropped, path), index[node])
 
     # --- what comes out ---
@@ -250,12 +252,6 @@ def build(
         results[-1].meta = meta_of_part(node.meta, path)
     graph.output(tuple(results))
     return torch_internals.lazy_graph_module(recording.graph_module, graph)
-
-
-def _becomes_input(node: fx.Node, fact: Fact) -> bool:
-    if fact.type is FactType.NUMBER:
-        return isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymFloat)
-    return fact.type is FactType.TENSOR
 
 
 def without_orphans(

@@ -316,13 +316,13 @@ def keeps_order(before: fx.Node, after: fx.Node, shapes: tuple[Shapes, Shapes]) 
     return not any(
         old[one] < old[two] and new[one] >= new[two]
         for one, two in itertools.permutations(old.keys() & new.keys(), 2)
-        if _related(one, two) and (min(old[one], old[two]) > 1 or "size" not in (one[0], two[0]))
+        # two arguments, or a size and what counts places along it
+        if {one[0], two[0]} in RELATED
+        if min(old[one], old[two]) > 1 or "size" not in (one[0], two[0])
     )
 
 
-def _related(one: Place, two: Place) -> bool:
-    """Whether two arguments, or a size and what counts places along it."""
-    return {one[0], two[0]} in ({"number"}, {"count"}, {"number", "count"}, {"count", "size"})
+RELATED = ({"number"}, {"count"}, {"number", "count"}, {"count", "size"})
 
 
 def _numbers(node: fx.Node, shapes: Shapes) -> dict[Place, float]:

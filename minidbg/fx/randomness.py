@@ -273,7 +273,8 @@ class _Recorder(fx.Interpreter):
             return partial(overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
             return partial(replace_value, Drawn(result.clone(), call))
-        if isinstance(result, tuple) and all(map(is_getitem, node.users)):
+        are_parts = (user.target is operator.getitem for user in node.users)
+        if isinstance(result, tuple) and all(are_parts):
             parts = enumerate(clone_values(result))
             return partial(replace_parts, [Drawn(value, call, part) for part, value in parts])
         return None
@@ -435,8 +436,3 @@ def put_inside(
 
 def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
     node.op, node.target, node.args, node.kwargs = op, target, args, {}
-
-
-def is_getitem(node: fx.Node) -> bool:
-    gets_item = node.op == "call_function" and node.target is operator.getitem
-    return gets_item and isinstance(node.args[1], int)

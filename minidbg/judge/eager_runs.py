@@ -178,11 +178,7 @@ def with_other_answers(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leave
 
 
 def with_other_rounding(eager: Eager) -> Iterator[Leaves]:
-    """Eager runs with other rounding errors, in backward too: one eager run may be exact by luck.
-
-    It shows above all where large numbers cancel: the gradient of a bias that a normalization takes
-    away again is rounding alone.
-    """
+    """Eager runs with other rounding errors, in backward too: one run may be exact by luck."""
     for number in range(MOST_ANSWERS):
         # attention by its parts: a fused kernel would round at its end only
         with sdpa_kernel(SDPBackend.MATH), RoundingNoise(number) as noise:

@@ -26,7 +26,7 @@ from minidbg.fx.effects import Fact, is_call, mode_of, op_name, tensors_in
 from minidbg.fx.effects import Mode as ModeChange
 from minidbg.fx.pieces import CannotExtract, Piece, is_tensor, is_unpacking, parts_of
 from minidbg.fx.record import Recording
-from minidbg.judge.compare import Comparison, Difference, mismatch
+from minidbg.judge.compare import Comparison, mismatch
 from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, leaves_of
 from minidbg.judge.leaves import CannotCompare, Leaves
 from minidbg.judge.metrics import metrics_of
@@ -139,6 +139,7 @@ class Table:
         if not metrics:
             return replace(row, reason="; ".join(notes) or "it gives nothing to compare")
         worst = worst_of(metrics)
+        failed = difference and OF_CATEGORY.get(difference["category"], Status.NUMERICS_FAIL)
         return replace(
             row,
             pcc=worst.pcc,
@@ -148,7 +149,7 @@ class Table:
             max_rel_diff=worst.max_rel,
             sqnr_db=worst.sqnr,
             ratio=worst.ratio,
-            status=judged_status(difference),
+            status=failed or Status.OK,
             reason=difference["message"].partition("\n")[0] if difference else "; ".join(notes),
         )
 
@@ -193,12 +194,6 @@ class Places:
         before = graphs_of_inductor()
         compiles_one_op(self.case.compiler, self.case.spec, self.case.inputs)
         return graphs_of_inductor() > before
-
-
-def judged_status(difference: Difference | None) -> Status:
-    if difference is None:
-        return Status.OK
-    return OF_CATEGORY.get(difference["category"], Status.NUMERICS_FAIL)
 
 
 def recording_of(case: Case) -> Recording:

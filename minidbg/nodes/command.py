@@ -142,7 +142,8 @@ def print_rows(rows: Sequence[Row], bad: Row | None) -> None:
     )
     table = Table(*ON_A_TERMINAL, "", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        cells = [cell_of(getattr(row, name)) for name in ON_A_TERMINAL]
+        values = ["" if (value := getattr(row, name)) is None else value for name in ON_A_TERMINAL]
+        cells = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
         mark = "<------ " if row is bad else ""
         remark = row.reason if row.status.is_bad or row.status == "no_golden" else ""
         style = "red" if row.status.is_bad else ""
@@ -152,10 +153,6 @@ def print_rows(rows: Sequence[Row], bad: Row | None) -> None:
             style=style,
         )
     console.print(table)
-
-
-def cell_of(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds: float) -> str:

@@ -76,8 +76,8 @@ def merged_links(
 
 
 def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
-    """``graph`` compiled by ``link`` for real ``args``, outside dynamo: with symbolic sizes for these
-    sizes alone, so that others run in eager."""
+    """``graph`` compiled by ``link`` for real ``args``, outside dynamo: one with symbolic sizes for
+    these alone, so that others run in eager."""
     spec = RunSpec(BackendRef(link.name, "..."), level=link.level)
     with (
         torch_internals.compiling_alone(),
