@@ -15,17 +15,6 @@ from minidbg.torch_internals.private_names import private, private_or
 
 
 @private
-def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> Any:
-    """``wrapped(compiler, stored)``, inside one of its kind if AOTAutograd stores its results."""
-    from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
-
-    if isinstance(compiler, SerializableAOTDispatchCompiler):
-        inner = wrapped(compiler.compiler_fn, True)
-        return SerializableAOTDispatchCompiler(compiler.output_code_ty, inner)
-    return wrapped(compiler, False)
-
-
-@private
 def aot_graph_part() -> str | None:
     """``forward``, ``backward`` or ``inference``: what AOTAutograd is having compiled; or None."""
     from torch._functorch._aot_autograd import logging_utils

@@ -289,16 +289,14 @@ def split_options(given: Mapping[str, Any]) -> dict[str, Any]:
 class WrappedCompiler:
     """``(gm, example_inputs) -> compiled_fn`` with name and attributes of the compiler it wraps."""
 
-    def __init__(self, compiler: CompilerFn, own_settings: Settings, *, stored: bool = False) -> None:
+    def __init__(self, compiler: CompilerFn, own_settings: Settings) -> None:
         functools.update_wrapper(self, compiler, updated=())
         self.compiler = compiler
         self.settings = own_settings
-        self.stored = stored
-        """Whether AOTAutograd stores what is compiled for another process, by its type."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], /, **keywords: Any) -> CompiledFn:
         compiler = functools.partial(self.compiler, **keywords) if keywords else self.compiler
-        graph = state_of(lambda: AtenGraph(gm, compiler, self.settings, stored=self.stored))
+        graph = state_of(lambda: AtenGraph(gm, compiler, self.settings))
         if graph is None:
             return compiler(gm, example_inputs)
         try:
@@ -335,9 +333,7 @@ def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> An
     if environment.is_judging():
         log.info("not_wrapped: %s, since this interpreter judges a repro", link_name(compiler))
         return compiler
-    return torch_internals.with_inner_compiler(
-        compiler, lambda inner, stored: WrappedCompiler(inner, own, stored=stored)
-    )
+    return WrappedCompiler(compiler, own)
 
 
 class AtenGraph(GraphState):
@@ -345,21 +341,14 @@ class AtenGraph(GraphState):
 
     level = Level.ATEN
 
-    def __init__(
-        self, gm: fx.GraphModule, compiler: CompilerFn, own_settings: Settings, *, stored: bool = False
-    ) -> None:
+    def __init__(self, gm: fx.GraphModule, compiler: CompilerFn, own_settings: Settings) -> None:
         super().__init__(gm, [Link(compiler, level=self.level)], own_settings)
         self.record.is_on = False
-        self.stored = stored
         self.part = torch_internals.aot_graph_part()
         self.origin = (f"{f'the {self.part}' if self.part else 'a'} graph that AOTAutograd made",)
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
         super().went_well(result, args)
         if self.part == "backward" and self.facts.verified and may_draw(self.untouched):
-            self.facts.leave_out(
-                NUMBERS_OF_BACKWARD
-            )  # AOTAutograd's graph is the reference, and draws as well
-
-    def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
-        return compiled_fn if self.stored else super().called_as(compiled_fn)
+            # AOTAutograd's graph is the reference, and draws as well
+            self.facts.leave_out(NUMBERS_OF_BACKWARD)
