@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
+import msgspec
 import platformdirs
 
 from minidbg.core import script_header
@@ -43,32 +44,22 @@ def choice(kind: type[enum.StrEnum]) -> Converter:
     return chosen
 
 
-def number(value: Any, *, at_least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("must be a number")
-    try:
-        result = float(value)
-    except (ValueError, OverflowError):
-        raise ValueError("must be a number") from None
-    if not result >= at_least:
-        raise ValueError(f"must be {at_least:g} or more")
-    return result
+def of_type(kind: Any) -> Converter:
+    """What msgspec takes for that type; numbers and booleans may be texts."""
+
+    def converted(value: Any) -> Any:
+        try:
+            return msgspec.convert(value, kind, strict=False)
+        except msgspec.ValidationError as error:
+            what = str(error)
+            raise ValueError(f"{what[0].lower()}{what[1:]}") from None
+
+    return converted
 
 
-def integer(value: Any, *, at_least: int) -> int:
-    result = number(value, at_least=at_least)
-    if not result.is_integer():
-        raise ValueError("must be an integer")
-    return int(result)
-
-
-def boolean(value: Any) -> bool:
-    yes, no = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in yes + no:
-        return value.lower() in yes
-    raise ValueError("must be a boolean (true or false)")
+def at_least(least: float) -> Converter:
+    """A number of the type of ``least``."""
+    return of_type(Annotated[type(least), msgspec.Meta(ge=least)])
 
 
 def strings(value: Any) -> tuple[str, ...]:
@@ -90,12 +81,6 @@ def pattern(value: Any) -> str:
         re.compile(string(value))
     except re.error as error:
         raise ValueError(f"must be a regular expression: {error}") from None
-    return str(value)
-
-
-def golden_device(value: Any) -> str:
-    if value not in ("", "cpu"):
-        raise ValueError("must be 'cpu', or '' for eager on the backend's own device")
     return str(value)
 
 
@@ -137,7 +122,8 @@ class Verify(enum.StrEnum):
 
 def verification(value: Any) -> Verify | int:
     if str(value).removeprefix("-").isdecimal():
-        return integer(value, at_least=1)
+        calls: int = at_least(1)(value)
+        return calls
     try:
         return Verify(choice(Verify)(value))
     except ValueError as error:
@@ -167,7 +153,7 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
             raise ValueError(f"{name!r} is not a dtype with tolerances{nearest(name, FLOATS)}")
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise ValueError(f"{name} takes a relative and an absolute tolerance")
-        relative, absolute = (number(one, at_least=0.0) for one in pair)
+        relative, absolute = map(at_least(0.0), pair)
         found.append((name, relative, absolute))
     return tuple(sorted(found))
 
@@ -182,39 +168,39 @@ class Settings:
     reduce: Reduce | None = setting(None, choice(Reduce))
     """None decides at the failure: now, or later in a job of several ranks."""
     repro_dir: Path = setting(DEFAULT_FOLDER, path)
-    seconds: float = setting(300.0, lambda value: number(value, at_least=0.0))
+    seconds: float = setting(300.0, at_least(0.0))
     """For all reductions of this process together."""
-    max_calls: int | None = setting(None, lambda value: integer(value, at_least=1))
+    max_calls: int | None = setting(None, at_least(1))
     """Runs of one reduction."""
     setup: tuple[str, ...] = setting((), strings)
     """Statements that make the backend known in a fresh process."""
     reference: str | None = setting(None, string)
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
-    value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, lambda value: integer(value, at_least=0))
+    value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, at_least(0))
     """Most bytes of real tensor values written for one failure, or kept for an unverified graph."""
-    reduce_oom: bool = setting(False, boolean)
+    reduce_oom: bool = setting(False, of_type(bool))
     """Reduce failures for want of memory too."""
     match: str | None = setting(None, pattern)
     """A regular expression; a failure whose text does not contain it is captured, not reduced."""
-    rtol: float | None = setting(None, lambda value: number(value, at_least=0.0))
+    rtol: float | None = setting(None, at_least(0.0))
     """Relative tolerance of floats compared with eager, for all dtypes; given with ``atol``."""
-    atol: float | None = setting(None, lambda value: number(value, at_least=0.0))
+    atol: float | None = setting(None, at_least(0.0))
     """Absolute tolerance, in units of the value."""
     tolerances: tuple[tuple[str, float, float], ...] = setting((), by_dtype)
     """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``.
 
     Or, for ``float32``, by the backend's own precision: ``"bfloat16"``, ``"float16"``, ``"tf32"``.
     """
-    golden: Literal["", "cpu"] = setting("", golden_device)
+    golden: Literal["", "cpu"] = setting("", of_type(Literal["", "cpu"]))
     """``cpu``: results are held against eager there, where the device's own is in doubt."""
     judge: str = setting("", lambda value: Judge.of(string(value)).text)
     """An expression of metrics (``pcc>=0.99``) that is true of a right result, instead of
     tolerances and of eager's own error. Raises BadJudge for another text."""
     env: tuple[str, ...] = setting((), strings)
     """Names of more environment variables that a repro needs; their values are written into it."""
-    memory_bytes: int | None = setting(None, lambda value: integer(value, at_least=1 << 20))
+    memory_bytes: int | None = setting(None, at_least(1 << 20))
     """Most bytes of memory that one run may take; None is four fifths of what is free."""
-    crash_records: bool = setting(True, boolean)
+    crash_records: bool = setting(True, of_type(bool))
     """Write down what a backend is about to do, for the case that the process dies in it."""
 
     @property

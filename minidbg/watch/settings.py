@@ -16,7 +16,7 @@ from typing import Any
 from minidbg.core import settings as base
 from minidbg.core.errors import BadSetting
 from minidbg.core.machine import HERE
-from minidbg.core.settings import choice, integer, number, path, setting, string, strings
+from minidbg.core.settings import at_least, choice, path, setting, string, strings
 
 
 class FailOn(enum.StrEnum):
@@ -57,15 +57,15 @@ class WatchSettings:
     """A shell command that runs before each sweep that a change of code has caused."""
     on_flip: tuple[str, ...] = setting((), commands)
     """Shell commands that get what flipped within one sweep as JSON Lines on stdin."""
-    poll_s: float | None = setting(None, lambda value: number(value, at_least=0.05))
+    poll_s: float | None = setting(None, at_least(0.05))
     """Look every so many seconds instead of waiting for events."""
-    jobs: int = setting(min(8, HERE.processors()), lambda value: integer(value, at_least=1))
+    jobs: int = setting(min(8, HERE.processors()), at_least(1))
     """Runs at the same time."""
-    device_jobs: int = setting(1, lambda value: integer(value, at_least=1))
+    device_jobs: int = setting(1, at_least(1))
     """Runs at the same time on one device that is not the CPU."""
-    seconds: float | None = setting(None, lambda value: number(value, at_least=0.1))
+    seconds: float | None = setting(None, at_least(0.1))
     """Time limit of a run; None derives it from the repro's own runs."""
-    memory_bytes: int | None = setting(None, lambda value: integer(value, at_least=1 << 20))
+    memory_bytes: int | None = setting(None, at_least(1 << 20))
     workers: Workers = setting(Workers.AUTO, choice(Workers))
     fail_on: FailOn = setting(FailOn.ANY, choice(FailOn))
     once: bool = False

@@ -96,7 +96,7 @@ def test_the_project_file_sets_and_arguments_win(tmp_path: Path, monkeypatch: py
     assert settings.folder == tmp_path, "where commands run"
     for line, message in (
         ('biuld = "ninja"', "no setting named 'biuld'.*did you mean 'build'"),
-        ("jobs = 0", "jobs=0.*must be 1 or more"),
+        ("jobs = 0", "jobs=0.*>= 1"),
         ('workers = "frok"', "must be one of 'auto', 'fork', 'spawn'; did you mean 'fork'"),
     ):
         project.write_text(f"[tool.minidbg.watch]\n{line}\n")
