@@ -127,10 +127,7 @@ class RefBuilder:
 
 
 def expression_for(value: Any, builder: RefBuilder) -> str:
-    """The expression for ``value``; what it needs first goes on ``builder``, even on NotReferable.
-
-    In this order: a location that an import reaches, its parts put together anew, its source.
-    """
+    """The expression for ``value``; what it needs goes on ``builder``, even on NotReferable."""
     location = location_of(value)
     if location is not None and finds_again(location.module):
         name = builder.import_from(location.module, location.first)

@@ -69,10 +69,7 @@ def compiler_fn(
 
 def hook(compiler: CompilerFn, name: str) -> Any:
     """What torch.compile asks of a backend beside the call, of the one behind its keyword
-    arguments; None where it has none.
-
-    ``compiler`` is what ``compiler_fn`` returned, ``name`` is in ``torch_internals.BACKEND_HOOKS``.
-    """
+    arguments; None where it has none."""
     inner: Any = compiler
     # functools.partial holds the keyword arguments
     while isinstance(inner, functools.partial) and not hasattr(inner, name):

@@ -23,10 +23,7 @@ OF_PYTHON = {"__name__", "__annotations__", "__annotate__", "__conditional_annot
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement at the top level, or in the ``__main__`` block.
-
-    Not slotted: the names are worked out once, when somebody asks.
-    """
+    """One statement at the top level, or in the ``__main__`` block."""
 
     node: ast.stmt
     text: str

@@ -18,10 +18,7 @@ LOG_LIMIT_BYTES = 64 << 20
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     """The regular file at ``path``, or behind a link there, to read. Raises OSError, whose
-    ``strerror`` says that it is none.
-
-    A pipe would wait for ever, and a device may never end.
-    """
+    ``strerror`` says that it is none."""
     # without waiting for a writer, should a pipe have come into the place of the file
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if stat.S_ISREG(os.fstat(handle).st_mode):

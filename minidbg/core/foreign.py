@@ -71,10 +71,8 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def fence(what: str, hears: Callable[[Exception], object] = lambda trouble: None) -> Iterator[None]:
-    """A block of ours that the program must not notice: what goes wrong ends it, and is logged.
-
-    It is logged as ``what``, and ``hears`` is told of it. What a handler of a signal raises passes.
-    """
+    """A block of ours that the program must not notice: what goes wrong ends it, is logged as
+    ``what``, and told to ``hears``. What a handler of a signal raises passes."""
     try:
         yield
     except Exception as trouble:

@@ -64,10 +64,7 @@ ROW = rf"(?<![\w#])(?:{SIZE}|[\s()+\-*/%<>=,^&|])+"
 
 
 def without_expressions(message: str) -> str:
-    """``message`` with ``#`` for each expression of symbolic sizes: each graph has others.
-
-    Half a surrogate is replaced as in a header, which cannot hold it.
-    """
+    """``message`` with ``#`` for each expression of symbolic sizes: each graph has others."""
 
     def shortened(row: re.Match[str]) -> str:
         sizes = list(re.finditer(SIZE, row[0])) if re.search(SYMBOL, row[0]) else []

@@ -35,10 +35,7 @@ FORM_OF_EXIT: Mapping[Any, ContextForm] = {form.exit: form for form in FORMS}
 
 
 def paired(graph: fx.Graph) -> dict[fx.Node, ContextForm]:
-    """The enter and exit nodes that nest as blocks do, each with its form; others stay plain calls.
-
-    An enter node that has any other user than its exit is not among them.
-    """
+    """Enter and exit nodes that nest as blocks do, each with its form; others stay plain calls."""
     pairs: dict[fx.Node, ContextForm] = {}
     open_nodes: list[fx.Node] = []
     for node in graph.nodes:

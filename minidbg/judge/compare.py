@@ -78,10 +78,7 @@ Difference = dict[str, Any]
 
 
 def margin_for(figures: Mapping[str, Any]) -> float:
-    """How many times more than allowed a smaller graph must be off, or reduction drifts into noise.
-
-    ``figures``: of the whole graph's wrong results; other failures have none, and the margin is 1.
-    """
+    """How many times more than allowed a smaller graph must be off, lest it drift into noise."""
     excess = float(figures.get("excess", 1.0))
     return min(MOST_MARGIN, max(1.0, math.sqrt(excess)))
 

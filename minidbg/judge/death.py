@@ -27,10 +27,7 @@ STDERR_KEPT = 4000
 
 def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float) -> Outcome:
     """The outcome of a script's run with a time limit of ``limit_s``: what it printed, else what
-    its end shows, with a reason.
-
-    Where a death is expected it tells its phases: one which has named none has not come to eager.
-    """
+    its end shows, with a reason."""
     said = last_json(ended.stdout)
     if said is not None:
         with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):

@@ -21,10 +21,7 @@ SPREAD_OF_A_CONSTANT = 1e-5
 
 
 def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
-    """The metrics of one result; ``reference`` is what float64 gives for it, if that is known.
-
-    Sparse and quantized tensors are compared by their dense values.
-    """
+    """The metrics of one result; ``reference`` is what float64 gives for it, if that is known."""
     if not all(isinstance(value, torch.Tensor | int | float | complex) for value in (a, e)):
         return Metrics() if type(a) is type(e) and a == e else FAR
     alike = _dtype_and_layout(a) == _dtype_and_layout(e)

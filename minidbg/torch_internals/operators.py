@@ -95,10 +95,7 @@ def has_effects(target: object) -> bool:
 
 @private
 def operator_name(target: object) -> str | None:
-    """``ns::name.overload`` of a graph's operator, without ``.default``; None for other callables.
-
-    A packet of several overloads is named by its first: they have one definition.
-    """
+    """``ns::name.overload`` of an operator, without ``.default``; None for other callables."""
     if isinstance(target, OpOverload):
         return str(target.name())  # type: ignore[no-untyped-call]
     if isinstance(target, OpOverloadPacket):
@@ -129,10 +126,8 @@ def operator_definition(name: str) -> Any:
 
 @private
 def operator_files(name: str) -> list[str]:
-    """Source files, Python or C++, that registered schema, kernels or fake kernel of ``ns::name``.
-
-    The schema's comes first.
-    """
+    """Source files, Python or C++, that registered schema, kernels or fake kernel of ``ns::name``,
+    the schema's first."""
     from torch._library.simple_registry import singleton
 
     found = []

@@ -127,10 +127,8 @@ def is_fake(value: object) -> bool:
 
 @private_or(lambda value: None if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value)
 def hint(value: Any) -> Any:
-    """The number a symbolic value stands for in this run, with no guard; other values as they are.
-
-    None when there is none: the ragged size of a nested tensor has none.
-    """
+    """The number a symbolic value stands for in this run, with no guard, None for a ragged size;
+    other values as they are."""
     if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value
     return None if value.node.is_nested_int() or not value.node.has_hint() else value.node.hint
@@ -195,10 +193,7 @@ def is_of_a_saved_tensor_hook(error: Exception) -> bool:
 @contextlib.contextmanager
 @private_or(nothing_around)
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """A block whose writes to ``tensors`` autograd does not count: for putting back what was there.
-
-    Inference tensors have no version.
-    """
+    """A block whose writes to ``tensors`` autograd does not count: to put back what was there."""
     counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
     with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
         yield

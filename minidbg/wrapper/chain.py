@@ -61,10 +61,8 @@ def link_name(backend: Backend) -> str:
 def merged_links(
     wrapped: Mapping[str, Any], wrapped_mode: str | None, given: Mapping[str, Any], given_mode: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Options and mode from ``minidbg.wrap`` and from ``torch.compile``, together.
-
-    Raises ConflictingOptions when one of them was given in both places with two values.
-    """
+    """Options and mode from ``minidbg.wrap`` and from ``torch.compile``, together. Raises
+    ConflictingOptions for one that has two values."""
     pairs = [(f"option {name!r}", wrapped[name], given[name]) for name in wrapped.keys() & given.keys()]
     modes = [mode for mode in (wrapped_mode, given_mode) if mode not in (None, "default")]
     pairs += [("mode", modes[0], modes[-1])] if modes else []

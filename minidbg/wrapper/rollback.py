@@ -66,10 +66,7 @@ class Kept:
 
     def restore(self) -> bool:
         """Put everything back; whether all is as before, so that the graph may run again: not where
-        the autograd history of a tensor changed and stays so.
-
-        Autograd counts no write: the values are those that it knows.
-        """
+        the autograd history of a tensor changed and stays so."""
         restored = self.complete
         memories = [memory for _, _, memory, _ in self.tensors]
         with torch.no_grad(), torch_internals.same_versions(memories):

@@ -183,9 +183,7 @@ def run_compiled_anew(inside: CallSnapshot, link: Link, *, backward: bool) -> di
 
 def draws_by(link: Link, inside: CallSnapshot, fed: Derandomized) -> Derandomized | None:
     """``fed`` with the numbers ``link`` draws when it compiles just the calls that draw; else None.
-
-    Raises what the backend raises.
-    """
+    Raises what the backend raises."""
     found = draws_alone(fed)
     if found is None:
         return None
@@ -307,10 +305,7 @@ def indices_sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> lis
 
 
 def bytes_of_a_run(graph: fx.GraphModule) -> int:
-    """Most bytes that values of the graph take together at one moment, as dynamo knows the shapes.
-
-    With gradients everything counts as kept until backward.
-    """
+    """Most bytes that values of the graph take together at a moment, by the shapes dynamo knows."""
     examples = {node: node.meta.get("example_value") for node in graph.graph.nodes if is_call(node)}
     sizes = {node: bytes_of_example(example) for node, example in examples.items()}
     alive = most = 0
