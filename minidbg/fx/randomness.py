@@ -254,7 +254,9 @@ class _Recorder(fx.Interpreter):
             args = (ones, *args[1:3])
             call = DrawingCall(node.op, node.target, args, kwargs)
             mask = Drawn(getattr(self, node.op)(node.target, args, kwargs), call)
-            return partial(multiply_by_mask, mask, in_place)
+            if in_place:
+                return partial(combine, "call_method", "mul_", mask)
+            return partial(combine, "call_function", torch.mul, mask)
         if plain == ATTENTION:
             shown = attention_mask(*args, result=result, **kwargs)
             autocast = torch.is_autocast_enabled(result.device.type)
@@ -270,7 +272,7 @@ class _Recorder(fx.Interpreter):
         if not name.endswith("_") and self.has_gradients(node, args, kwargs):
             self.cut.append(node.name)
         if name.endswith("_") and isinstance(result, Tensor):
-            return partial(overwrite, Drawn(result.clone(), call))
+            return partial(combine, "call_method", "copy_", Drawn(result.clone(), call))
         if isinstance(result, Tensor):
             return partial(replace_value, Drawn(result.clone(), call))
         are_parts = (user.target is operator.getitem for user in node.users)
@@ -382,12 +384,10 @@ def give_mask(
     become(node, "call_method", "to", (result, dtype))
 
 
-def multiply_by_mask(
-    mask: Drawn, in_place: bool, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+def combine(
+    op: str, target: Any, value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
 ) -> None:
-    given = (node.args[0], new_input(mask))
-    op, target = ("call_method", "mul_") if in_place else ("call_function", torch.mul)
-    become(node, op, target, given)
+    become(node, op, target, (node.args[0], new_input(value)))
 
 
 def replace_value(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
@@ -398,10 +398,6 @@ def replace_parts(values: Sequence[Drawn], gm: fx.GraphModule, node: fx.Node, ne
     for part in list(node.users):
         replace_value(values[part.args[1]], gm, part, new_input)  # type: ignore[index] # getitem
     gm.graph.erase_node(node)
-
-
-def overwrite(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
-    become(node, "call_method", "copy_", (node.args[0], new_input(value)))
 
 
 def set_argument(
