@@ -7,7 +7,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Iterable, Mapping, Set
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -30,8 +30,6 @@ FEW_MEMBERS = 8
 """Nodes that may always be suspected together, however small the graph."""
 SOURCE_NODES = re.compile(r"Source Nodes: \[(?P<names>[^\]]*)\]")
 """Inductor's comment above a kernel's call; a C++ kernel's has none."""
-CPP_LINE = re.compile(r"API call failed at (?P<file>\S+), line (?P<line>\d+)")
-"""What a wrapper in C++ says, which has no frame in Python. Its file has the same comments."""
 FX_FILE = "<eval_with_key>"
 """Begins the name of the file that a GraphModule's code seems to come from."""
 FX_LINE = re.compile(r"^\s*(?P<name>\w+)(: [^=]*)? = (?P<call>.*)$")
@@ -48,10 +46,7 @@ def suspects_of(error: BaseException, calls: Iterable[fx.Node]) -> Suspects:
     known = {call.name: call for call in calls}
     of_backend = takewhile(lambda one: one[0].f_code.co_name not in CALLS_BACKEND, frames)
     groups = (group for frame, line in of_backend for group in _named_by(frame, line, known))
-    matches = (match for one in traced for match in CPP_LINE.finditer(str(one)))
-    places = ((match["file"], int(match["line"])) for match in matches)
-    by_text = (group for place in places for group in of_generated_line(*place, known))
-    return telling(chain(by_text, groups), len(known))
+    return telling(groups, len(known))
 
 
 def suspects_in_stack(stderr: str, calls: Iterable[fx.Node]) -> Suspects:

@@ -136,28 +136,6 @@ def test_the_stack_of_a_dead_process_names_nodes_by_its_generated_line(tmp_path:
     assert suspects_in_stack("no stack", calls) == ()
 
 
-IN_CPP = """
-#include <torch/csrc/inductor/cpp_wrapper/cpu.h>
-void inductor_entry_impl() {
-    // Topologically Sorted Source Nodes: [x_3], Original ATen: [aten.sin]
-    kernel();
-    // Topologically Sorted Source Nodes: [x_7, x_8], Original ATen: [aten.mm]
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(buf1, buf0, arg0_1));
-}
-"""
-
-
-def test_a_wrapper_in_cpp_names_its_line_in_the_text(tmp_path: Path) -> None:
-    """There is no frame of its own in the traceback."""
-    path = tmp_path / "generated.main.cpp"
-    path.write_text(IN_CPP)
-
-    def run(graph_module: fx.GraphModule) -> None:
-        raise Refused(f"aoti_torch_cpu_mm_out(buf1, buf0, arg0_1) API call failed at {path}, line 7")
-
-    assert named(run)[0] == ("x_7", "x_8")
-
-
 def test_the_line_of_a_graphs_own_code_names_its_node() -> None:
     """A backend that runs the graph node by node, and fails in one of them."""
 
