@@ -1,4 +1,4 @@
-"""From a failing program to a verified repro and on, as a user meets it: real processes, a backend in a user's script."""
+"""From a repro on, as a user meets it: what is saved, edited by hand, reduced again, and the demo."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.command_line import cli, python
+from planted_backends import raises_on_relu
+from support.command_line import cli
 
 import minidbg
 from minidbg.codegen.size import targets_of_calls
@@ -15,55 +16,15 @@ from minidbg.core.errors import NotReproduced
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = """
-import torch, minidbg
+
+def sin_relu_cos(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x.sin()).cos()
 
 
-def no_relu(gm, example_inputs):
-    for node in gm.graph.nodes:
-        if node.target is torch.relu:
-            raise ValueError("no kernel for relu")
-    return gm.forward
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(20))
-
-    def forward(self, x):
-        for i, layer in enumerate(self.layers):
-            x = layer(x)
-            x = torch.relu(x) if i == 13 else torch.tanh(x)
-        return x
-
-
-if __name__ == "__main__":
-    torch.manual_seed(0)
-    model = torch.compile(Model(), backend=minidbg.wrap(no_relu))
-    model(torch.randn(2, 8))
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder after his program has failed."""
-    folder = tmp_path_factory.mktemp("user")
-    (folder / "train.py").write_text(PROGRAM)
-    done = python("train.py", cwd=folder)
-    assert done.returncode == 1
-    return folder
-
-
-def only_repro(folder: Path) -> Path:
-    (path,) = (folder / "minidbg_repros").glob("*.py")
-    return path
-
-
-def test_reducing_a_repro_that_was_edited_by_hand(folder: Path, tmp_path: Path) -> None:
+def test_reducing_a_repro_that_was_edited_by_hand(tmp_path: Path) -> None:
     """A line more, written as a person would write it: not our own straight-line form."""
-    edited = tmp_path / "edited.py"
-    text = only_repro(folder).read_text()
+    edited = minidbg.save_repro(sin_relu_cos, (torch.ones(3),), raises_on_relu, tmp_path / "edited.py")
+    text = edited.read_text()
     found = re.search(r"( +)(\w+) = torch\.relu\((\w+)\)", text)
     indent, result, argument = found.groups()
     line = f"{indent}{result} = sum(torch.relu({argument}).sin() for _ in range(2))"
@@ -75,15 +36,8 @@ def test_reducing_a_repro_that_was_edited_by_hand(folder: Path, tmp_path: Path) 
 def test_save_repro_writes_an_unreduced_script_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import planted_backends
-
     monkeypatch.chdir(tmp_path)
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x.sin()).cos()
-
-    backend = planted_backends.raises_on_relu
-    path = minidbg.save_repro(function, (torch.ones(3),), backend, tmp_path / "mine.py")
+    path = minidbg.save_repro(sin_relu_cos, (torch.ones(3),), raises_on_relu, tmp_path / "mine.py")
     assert path == tmp_path / "mine.py"
     assert len([node for node in minidbg.load(path).graph_module.graph.nodes if "call" in node.op]) == 3
 

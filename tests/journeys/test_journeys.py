@@ -110,6 +110,7 @@ def test_every_way_to_name_a_backend_is_as_quick_as_wrap_and_gives_its_script(
         return
     if form == "notebook":
         assert len(journey.started) == len(wrapped.started) + 1, "nbclient, which starts the kernel"
+        assert "From cell 2:" in journey.script
     else:
         check_screen(journey)
         assert len(journey.started) == len(wrapped.started) + bool(words)

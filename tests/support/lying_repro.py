@@ -19,8 +19,8 @@ HEADER = """
 # backend.name = "no_relu"
 # call = "torch.compile"
 # device = "cpu"
-# nodes = {nodes}
-# inputs = {inputs}
+# nodes = 1
+# inputs = 1
 # dynamic = false
 # [tool.minidbg.signature]
 # kind = "compile"
@@ -35,7 +35,11 @@ HEADER = """
 # line = "x = torch.relu(x)"
 # message = "no kernel for relu"
 # torch_version = "2.13.0+cpu"
-# {story}
+# reduced = true
+# certified = true
+# oracle_calls = 6
+# seconds = 1.25
+# notes = ["one note"]
 # ///
 
 if __name__ == "__main__":
@@ -45,7 +49,15 @@ if __name__ == "__main__":
 GUARD = 'raise SystemExit("nothing may run this script")'
 """In place of a script's own last line: what only reads a script does not end with it."""
 
-BACKEND = """
+SCRIPT = '''"""no_relu fails to compile relu.
+
+    no kernel for relu
+"""
+from __future__ import annotations
+
+import torch
+
+
 def no_relu(gm, example_inputs):
     for node in gm.graph.nodes:
         if node.target is torch.relu:
@@ -54,16 +66,7 @@ def no_relu(gm, example_inputs):
 
 
 backend = no_relu
-"""
 
-SMALL = '''"""no_relu fails to compile relu.
-
-    no kernel for relu
-"""
-from __future__ import annotations
-
-import torch
-{backend}
 
 class Repro(torch.nn.Module):
     def forward(self, tanh):
@@ -75,37 +78,13 @@ def inputs(device="cpu"):
     return (torch.zeros(1, device=device),)
 '''
 
-LARGE = '''"""no_relu fails to compile a graph of 5 nodes."""
-from __future__ import annotations
-
-import torch
-{backend}
-
-class Repro(torch.nn.Module):
-    def forward(self, x, layers_0_weight, layers_1_weight):
-        linear = torch._C._nn.linear(x, layers_0_weight)  # train.py:20
-        tanh = torch.tanh(linear)  # train.py:21
-        relu = torch.relu(tanh)  # train.py:21
-        linear_1 = torch._C._nn.linear(relu, layers_1_weight)  # train.py:20
-        tanh_1 = torch.tanh(linear_1)  # train.py:21
-        return (tanh_1,)
-
-
-def inputs(device="cpu"):
-    x = torch.ones(2, 2)
-    return x, torch.eye(2), torch.eye(2)
-'''
-
 
 def lay(home: Path) -> Path:
     """Fill ``home``; the path of the repro."""
     hidden = home / ".minidbg"
     repro, capture = home / "compile_relu_aaaaaa.py", hidden / "captures" / "compile_relu_bbbbbb.py"
-    reduced = (
-        'reduced = true\n# certified = true\n# oracle_calls = 6\n# seconds = 1.25\n# notes = ["one note"]'
-    )
-    write(repro, SMALL.format(backend=BACKEND) + HEADER.format(nodes=1, inputs=1, story=reduced))
-    write(capture, LARGE.format(backend=BACKEND) + captured(5))
+    write(repro, SCRIPT + HEADER)
+    write(capture, "# only that it is there is told")
     written = {"path": str(repro), "nodes_before": 5}
     write(hidden / "reductions" / capture.stem / "done.json", json.dumps(written))
     watched(hidden, repro.name)
@@ -126,8 +105,3 @@ def write(path: Path, text: str) -> None:
     """The file, with its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-def captured(count: int) -> str:
-    """What stands below the graph of ``count`` nodes in a capture."""
-    return HEADER.format(nodes=count, inputs=3, story='python_version = "3.11.7"')

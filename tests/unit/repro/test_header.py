@@ -1,51 +1,12 @@
 """What a script says about itself, read without running it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from minidbg.core.errors import UnreadableRepro
-from minidbg.core.outcome import Direction, Kind, Signature
-from minidbg.core.run_spec import BackendRef, CallPath, Context, Provenance
+from minidbg.core.run_spec import Provenance
 from minidbg.repro import Exactness, Form, load, read_header, write
 from minidbg.repro.header import torch_requirement
-
-CONTEXT = Context(
-    grad=False,
-    inference=True,
-    autocast=(("cpu", "torch.bfloat16", False), ("cuda", "torch.float16", True)),
-    deterministic=True,
-    deterministic_warn_only=True,
-    default_dtype="torch.float64",
-    default_device="cpu",
-    matmul_precision="medium",
-    threads=3,
-    config={"torch._inductor.config": {"max_autotune": True, "cpp.threads": None, "x": ("a", 1.5)}},
-    env={"TORCH_LOGS": 'a"b'},
-    env_matters=True,
-)
-
-
-def test_everything_written_is_read_back(make_case, tmp_path):
-    signature = Signature(
-        Kind.RUNTIME, Direction.BACKWARD, ("a.B", "C"), ("m:f", "n:g"), 'said "hi" \\ \n # /// \x1b'
-    )
-    backend = BackendRef("inductor", '"inductor"', requirements=("my-backend==0.3",), modules=("torch", "my"))
-    case = make_case(signature=signature, context=CONTEXT, backend=backend)
-    header = read_header(write(case, tmp_path / "r.py"))
-    assert header.spec.signature == signature
-    assert header.spec.context == CONTEXT
-    assert header.provenance == replace(case.provenance, oracle_calls=0, seconds=0.0)
-    assert (header.spec.kind, header.spec.backend.name, header.spec.call) == (
-        Kind.RUNTIME,
-        "inductor",
-        CallPath.TORCH_COMPILE,
-    )
-    assert header.spec.backend.modules == ("torch", "my")
-    assert header.dependencies == ("torch==2.13.0", "my-backend==0.3")
-    assert header.expect == "reproduces"
-    assert header.nodes == 1
 
 
 def test_a_published_header_holds_of_a_long_message_what_the_failure_is_recognised_by(make_case, tmp_path):

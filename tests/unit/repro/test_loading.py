@@ -12,8 +12,9 @@ from support.graphs_to_write import graph_of
 
 from minidbg.codegen.size import call_nodes, targets_of_calls
 from minidbg.core.errors import UnreadableRepro
+from minidbg.core.outcome import Direction, Kind, Signature
 from minidbg.core.run_spec import BackendRef, CallPath, Context, Provenance
-from minidbg.repro import Exactness, load, render, write
+from minidbg.repro import Exactness, load, read_header, render, write
 
 
 def owning_weights():
@@ -38,6 +39,14 @@ def test_weights_of_the_graph_are_read_back(make_case, tmp_path, call, exactness
     assert render(one, exactness=exactness).text == path.read_text()
 
 
+CONTEXT = Context(
+    grad=False, inference=True, autocast=(("cpu", "torch.bfloat16", False), ("cuda", "torch.float16", True)),
+    deterministic=True, deterministic_warn_only=True, default_dtype="torch.float64", default_device="cpu",
+    matmul_precision="medium", threads=3, env={"TORCH_LOGS": 'a"b'}, env_matters=True,
+    config={"torch._inductor.config": {"max_autotune": True, "cpp.threads": None, "x": ("a", 1.5)}},
+)  # fmt: skip
+
+
 def test_every_field_of_a_case_comes_back(make_case, tmp_path):
     backend = BackendRef(
         name="mine",
@@ -53,14 +62,21 @@ def test_every_field_of_a_case_comes_back(make_case, tmp_path):
     )
     case = make_case(
         backend=backend,
-        context=Context(grad=False, autocast=(("cpu", "torch.bfloat16", True),)),
+        signature=Signature(
+            Kind.RUNTIME, Direction.BACKWARD, ("a.B", "C"), ("m:f", "n:g"), 'said "hi" \\ \n # /// \x1b'
+        ),
+        context=CONTEXT,
         dynamic=None,
         dynamic_dims=((1,),),
         backward=True,
         tolerances={"any": (0.5, 0.25)},
-        provenance=Provenance(suspects=("add_2 linear", "relu")),
+        provenance=Provenance(
+            nodes=812, message="no relu", torch_version="2.13.0+cpu", suspects=("add_2 linear", "relu")
+        ),
     )
-    loaded = load(write(case, tmp_path / "r.py"))
+    path = write(case, tmp_path / "r.py")
+    loaded, header = load(path), read_header(path)
+    assert (header.dependencies, header.expect) == (("torch==2.13.0", "mine==1.2"), "reproduces")
     assert loaded.backend == backend
     assert replace(loaded.spec, backend=backend) == case.spec
     assert loaded.provenance == replace(case.provenance, oracle_calls=0, seconds=0.0)
