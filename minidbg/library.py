@@ -25,6 +25,7 @@ from minidbg.reduction.result import Limits, Listener, ReductionResult, silent
 from minidbg.reduction.search import BudgetSpent
 from minidbg.reduction.session import Session
 from minidbg.repro.cases import ChosenBackend, case_of
+from minidbg.torch_internals.devices import kept_on_cpu
 
 StrPath = str | os.PathLike[str]
 
@@ -97,7 +98,10 @@ def reduced(
     forms = importers.forms_of(what, backend)
     if forms is None:
         assert isinstance(what, Path)
-        return reducing.reduce_path(what, backend=backend, limits=limits, folder=folder, listener=listener)
+        with kept_on_cpu(repro.read_header(what).spec.device):
+            return reducing.reduce_path(
+                what, backend=backend, limits=limits, folder=folder, listener=listener
+            )
     name = str(what) if isinstance(what, Path) else "the program"
     case = importers.first_that_fails(forms, name)
     folder = folder or settings.load().repro_dir

@@ -26,7 +26,12 @@ from minidbg.codegen.layouts import StridedLayout, layout_of, start_of, view_int
 from minidbg.codegen.names import Names
 from minidbg.codegen.subclasses import construction_of, is_constructed
 from minidbg.core.errors import CannotWrite
-from minidbg.torch_internals.devices import BROKEN, restoring_random_numbers
+from minidbg.torch_internals.devices import (
+    BROKEN,
+    KEPT_ON_CPU,
+    place_here,
+    restoring_random_numbers,
+)
 
 INPUT_SEED = 0
 SMALL_ELEMENTS = 64
@@ -288,6 +293,8 @@ def wanted_exact(value: Tensor, exactness: Exactness) -> bool:
 
 
 def device_name(value: Tensor) -> str:
+    if value.device.type == "cpu" and (device := KEPT_ON_CPU.get()):
+        return device
     return str(value.device) if value.device.index else value.device.type
 
 
@@ -372,7 +379,8 @@ def materialise(text: InputsText) -> list[Any]:
         return text.stored[key].clone().view(dtype).to(device)
 
     # "__main__": the module of classes that the text makes
-    namespace = {"__name__": "__main__", "torch": torch, "device": text.device, "stored": stored}
+    device = place_here(text.device)
+    namespace = {"__name__": "__main__", "torch": torch, "device": device, "stored": stored}
     with as_scripts_do():
         exec("\n".join([*text.imports, *text.lines]), namespace)
     return [namespace[name] for name in text.names]

@@ -21,6 +21,8 @@ RUN = "MINIDBG__RUN"
 """The orders of ``minidbg run``, for the program and all the processes that it starts."""
 HOOK = Path(__file__).parents[1] / "commands" / "run" / "hook"
 """First on the program's PYTHONPATH: the folder whose ``sitecustomize`` has the orders followed."""
+EXCLUSIVE_KINDS = "MINIDBG__EXCLUSIVE"
+"""Kinds of devices that a process found to be one process's at a time, for the one it becomes."""
 JUDGING = "MINIDBG__JUDGING"
 """The mark of a process that judges, or is judging just now."""
 

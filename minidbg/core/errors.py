@@ -55,6 +55,17 @@ class NothingLeadsThere(BackendUnreachable):
     """Neither an expression nor source gives this backend: the object itself is all there is."""
 
 
+ONE_PROCESS = "can be opened by one process at a time"
+
+
+class DeviceInUse(MinidbgError):
+    """A child could not open ``device``: another process has it, which may be the asking one."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.kind = device, device.partition(":")[0]
+        super().__init__(f"{self.kind} {ONE_PROCESS}, and another has it; try again after its end")
+
+
 class CannotWrite(MinidbgError):
     """A part of the case has no form in a script; ``part`` names it."""
 

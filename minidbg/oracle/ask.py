@@ -24,15 +24,15 @@ from torch import fx
 
 from minidbg import workers
 from minidbg.backends import is_pickled
-from minidbg.core.errors import BackendUnreachable, CannotWrite
+from minidbg.core.errors import BackendUnreachable, CannotWrite, DeviceInUse
 from minidbg.core.machine import NEVER, Deadline, memory_limit
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.death import died_by, outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
-from minidbg.oracle.parcel import ANSWER, packed, warmup_for
-from minidbg.torch_internals.devices import devices_of
+from minidbg.oracle.parcel import ANSWER, packed, unpacked, warmup_for
+from minidbg.torch_internals.devices import devices_of, is_exclusive, place_of
 from minidbg.workers import Ended, Request, Submit
 from minidbg.workers.kernel_cache import CACHE_VARIABLE, remove_unfinished
 
@@ -62,8 +62,8 @@ def ask_all(
     and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for
     passes the ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the
     folder in which torch's bisector keeps its state. Raises OSError when no process can be made,
-    and BackendUnreachable where the child could not unpickle the case's backend, or died of it:
-    that is no answer.
+    DeviceInUse where no child can open the case's device, and BackendUnreachable where the child
+    could not unpickle the case's backend, or died of it: that is no answer.
     """
     memory_bytes = memory_bytes or memory_limit(len(questions))
 
@@ -121,19 +121,38 @@ def is_hang(outcome: Outcome) -> bool:
 
 
 def outcome_of_question(case: Case, done: Ended, deadline: Deadline) -> Outcome:
-    """What a child's end says of ``case``: its answer or its death. Raises BackendUnreachable."""
+    """What a child's end says of ``case``: its answer or its death. Raises BackendUnreachable, and
+    DeviceInUse."""
     if done.answered and "refused" in done.value:
         raise BackendUnreachable(done.value["refused"])
     if done.answered:
         return Outcome.from_json(done.value).judged_against(case.signature)
     if is_pickled(case.backend) and not done.note and not deadline.is_over:  # it came no further
         raise BackendUnreachable(f"unpickling it ended a process: {died_by(done)}")
+    if device := taken_device(case, done):
+        raise DeviceInUse(device)
     if done.error:
         reason = "the oracle itself failed: " + done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=reason, message=done.error)
     calls = filter(is_call, case.graph_module.graph.nodes)
     outcome = outcome_of_death(done, case.spec)
     return replace(outcome, suspects=suspects_in_stack(done.stderr_tail, calls))
+
+
+IN_USE = re.compile(
+    r"(?im)^(?! ).*(\bEBUSY\b|(?<!file )\bbusy\b"
+    r"|(?<!memory )(?<!address )(?<!address already )\bin use\b)"
+)
+"""How the last lines of a traceback look from opening a device that another process has: neither
+full memory nor a port of a network is meant."""
+
+
+def taken_device(case: Case, done: Ended) -> str:
+    """The accelerator that another process has, so that a child could not put ``case`` there; else
+    empty. Once the child has the case, what it says is about the backend, or eager."""
+    device = place_of(case.inputs)
+    has_case = f", in {unpacked.__name__}\n" not in done.error
+    return "" if device == "cpu" or has_case or not IN_USE.search(done.error) else device
 
 
 # ---- how long a hang is waited for ---------------------------------------------------------------
@@ -242,8 +261,9 @@ def unless_the_machine_failed(
         try:
             outcome = ask()
             why = machine_failure(outcome, expected)
-        except OSError:
-            if seconds is None or deadline.is_over:
+        except (OSError, DeviceInUse) as error:
+            is_ours = isinstance(error, DeviceInUse) and not is_exclusive(error.device)
+            if seconds is None or deadline.is_over or is_ours:
                 raise
         else:
             if why is None:

@@ -25,7 +25,7 @@ from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.search import SHOWN, BudgetSpent
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
-from minidbg.torch_internals.devices import devices_of
+from minidbg.torch_internals.devices import place_of
 
 log = logging.getLogger("minidbg")
 
@@ -216,7 +216,8 @@ def prove(case: Case, exactness: Exactness, folder: Path, session: Session) -> t
         why = write(case)
         standby = session.standby()
         start = partial(standby.start, [str(draft.absolute())]) if standby else None
-        has_room = not devices_of(case.inputs) and bytes_of(tensors_in(case.inputs)) <= ROOM_BYTES
+        is_small = bytes_of(tensors_in(case.inputs)) <= ROOM_BYTES
+        has_room = place_of(case.inputs) == "cpu" and is_small
         begun = start(seconds=limit()) if start and has_room else None
         fork = oracle.forked_from(case)
         outcomes = [judged(fork)]

@@ -29,12 +29,13 @@ from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, Min
 from minidbg.core.files import LOG_LIMIT_BYTES, read_regular, replace_file
 from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Level
+from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Context, Level
 from minidbg.core.text import display_path, plural
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import run
 from minidbg.judge.compare import margin_for
+from minidbg.judge.precision import OnCpu
 from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import context_passes, driver
 from minidbg.reduction.find import hints_from_error
@@ -52,6 +53,7 @@ from minidbg.reduction.session import (
     runs_worth_having,
     standbys,
 )
+from minidbg.torch_internals import devices
 
 log = logging.getLogger("minidbg")
 DONE_FILE = "done.json"
@@ -347,7 +349,7 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> Search:
         frames=lambda: session.suspects or frames_before,
         traits=case.spec.traits,
         fails_in_inputs=case.signature is not None and case.signature.message.startswith("input:"),
-        around=lambda: run.entered_modes(case.spec.context),
+        around=lambda: surroundings(case.spec.context),
     )
     try:
         with contextlib.suppress(NotReproduced):  # then nothing of it is proven
@@ -355,6 +357,15 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> Search:
     except KeyboardInterrupt:
         session.interrupted = True
     return search
+
+
+@contextlib.contextmanager
+def surroundings(context: Context) -> Iterator[None]:
+    """The modes in which graphs run here; on the CPU where their device is another process's."""
+    is_kept = bool(devices.KEPT_ON_CPU.get())
+    context = replace(context, default_device=None) if is_kept else context
+    with run.entered_modes(context), OnCpu() if is_kept else contextlib.nullcontext():
+        yield
 
 
 REDUCE = "minidbg.reduction.reducing:reduce_in_child"

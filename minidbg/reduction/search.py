@@ -28,7 +28,7 @@ from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
 from minidbg.fx.record import ModeContext, Recording, runs_in_eager
 from minidbg.judge.suspects import Suspects
-from minidbg.torch_internals.devices import devices_of
+from minidbg.torch_internals.devices import place_of
 
 SHOWN = (Verdict.REPRODUCES, Verdict.FLAKY)
 """Verdicts of what fails in the same way."""
@@ -326,7 +326,7 @@ class Search:
         calls, _, outputs, *_ = candidate.size
         if (not calls and not (self.by_predicate and outputs)) or not self.keeps_contracts(candidate):
             return False
-        if candidate.faithful or devices_of(candidate.inputs):
+        if candidate.faithful or place_of(candidate.inputs) != "cpu":
             return True
         return runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
 

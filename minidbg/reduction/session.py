@@ -21,7 +21,7 @@ from minidbg.fx.effects import tensors_in
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.result import Limits, Listener, Progress, silent
 from minidbg.reduction.search import MOST_BYTES_AHEAD, SHOWN, BudgetSpent
-from minidbg.torch_internals.devices import devices_of
+from minidbg.torch_internals.devices import place_of
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0
@@ -258,7 +258,7 @@ def may_run_together(case: Case) -> bool:
     """Whether two runs at the same time say what each says alone: not where a time limit is the
     answer, or both would fill the memory."""
     is_small = bytes_of(tensors_in(case.inputs)) <= MOST_BYTES_AHEAD
-    return not case.spec.traits.endless and not devices_of(case.inputs) and is_small
+    return not case.spec.traits.endless and place_of(case.inputs) == "cpu" and is_small
 
 
 def measured(case: Case, session: Session, *, failed: int, runs: int, more: int) -> Reliability:

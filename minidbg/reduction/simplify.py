@@ -29,7 +29,7 @@ from minidbg.reduction.search import (
     last_that_holds,
     run_passes,
 )
-from minidbg.torch_internals.devices import devices_of
+from minidbg.torch_internals.devices import place_of
 
 Plainer: TypeAlias = Callable[[Any], Tensor | None]
 
@@ -77,7 +77,7 @@ def is_alike(search: Search, candidate: Candidate) -> bool:
     pairs = zip(best.calls, map(candidate.call, [node.name for node in best.calls]), strict=True)
     if not all(nested.keeps_order(node, again, shapes) for node, again in pairs if again):
         return False
-    if devices_of(candidate.inputs) or len(candidate.calls) > FEW_CALLS:
+    if place_of(candidate.inputs) != "cpu" or len(candidate.calls) > FEW_CALLS:
         return True
     after = Recording(candidate.graph_module, candidate.inputs, around=search.around)
     return after.failure is None and is_as_full(search.recording, after)

@@ -32,6 +32,7 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
+from minidbg.torch_internals.devices import place_here
 
 _module_numbers = itertools.count(1)
 
@@ -75,7 +76,7 @@ def load(path: Path | str) -> Case:
         **known,
     )
     with stored_tensors(path), as_scripts_do():
-        inputs = tuple(made["inputs"](header.spec.device))
+        inputs = tuple(made["inputs"](place_here(header.spec.device)))
         if header.spec.call is CallPath.DIRECT:
             graph_module = made["graph"]()
         elif (graph_module := read_module(parts.model, made)) is None:

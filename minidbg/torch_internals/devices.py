@@ -8,14 +8,18 @@ generators before 2.14, and memory only of allocators in C++.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from minidbg.core import environment
 from minidbg.torch_internals.private_names import nothing_around, private_or
 
 HOST = ("cpu", "meta")
@@ -26,6 +30,12 @@ ONE_DEVICE = ("mps",)
 """Kinds of one device, whose functions take none."""
 FREE_IS_ALL = ("hpu",)
 """Kinds whose free bytes hold already what their allocator keeps."""
+EXCLUSIVE = {"spyre", "tpu", *os.environ.get(environment.EXCLUSIVE_KINDS, "").split()}
+"""Kinds whose device one process at a time may open. Others have an entry point of that name in
+``EXCLUSIVE_GROUP``; and a kind is added once a child has heard that its device is in use."""
+EXCLUSIVE_GROUP = "minidbg.exclusive_devices"
+KEPT_ON_CPU: ContextVar[str] = ContextVar("minidbg_kept_on_cpu", default="")
+"""The device whose tensors are on the CPU here, so that children may open it, one after another."""
 
 
 def is_accelerator(device: torch.device | str) -> bool:
@@ -36,6 +46,38 @@ def devices_of(values: Iterable[Any]) -> list[torch.device]:
     """The accelerators that hold tensors among ``values``, each once, in order."""
     devices = dict.fromkeys(value.device for value in values if isinstance(value, Tensor))
     return list(filter(is_accelerator, devices))
+
+
+def place_of(values: Iterable[Any]) -> str:
+    """The accelerator that holds ``values``, the first of several, or is to where they are run;
+    else ``cpu``."""
+    return next(map(str, devices_of(values)), KEPT_ON_CPU.get() or "cpu")
+
+
+def place_here(device: str) -> str:
+    """Where this process has what belongs on ``device``."""
+    return "cpu" if KEPT_ON_CPU.get() else device
+
+
+def is_exclusive(device: str) -> bool:
+    kind = device.partition(":")[0]
+    is_declared = kind not in HOST and bool(entry_points(group=EXCLUSIVE_GROUP, name=kind))
+    return is_declared or kind in EXCLUSIVE
+
+
+@contextlib.contextmanager
+def kept_on_cpu(device: str) -> Iterator[None]:
+    """A block in which values of ``device`` are on the CPU, if one process at a time may open it:
+    scripts read their inputs there, and are written as if these were on ``device``."""
+    with contextlib.ExitStack() as until_the_end:
+        if is_exclusive(device):
+            until_the_end.callback(KEPT_ON_CPU.reset, KEPT_ON_CPU.set(device))
+            module = module_of(device.partition(":")[0])
+            if (asked := getattr(module, "_is_in_bad_fork", None)) is not None:
+                until_the_end.callback(setattr, module, "_is_in_bad_fork", asked)
+                # else ``torch.manual_seed`` seeds the device, which opens it
+                module._is_in_bad_fork = lambda: True
+        yield
 
 
 def in_use() -> str | None:

@@ -35,8 +35,9 @@ from minidbg.fx.case import Case
 from minidbg.judge.run import without_modes
 from minidbg.reduction.reducing import REDUCE
 from minidbg.reduction.result import ReductionResult
+from minidbg.torch_internals import devices
 from minidbg.wrapper.capture import Failure, case_of_failure, lost_note
-from minidbg.wrapper.process import PROCESS, Report, several_ranks
+from minidbg.wrapper.process import PROCESS, Report, had_by_the_program, several_ranks
 
 log = logging.getLogger("minidbg")
 SHARE = 0.5
@@ -98,7 +99,8 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     # the signatures of wrong results say little: the backend and the op count too
     if bug is not None and isinstance(failure.error, AccuracyError):
         bug = replace(bug, frames=(case.backend.name,), types=(failure.error.op,))
-    granted, why = budget.grant(bug, failure.error, settings)
+    place = devices.place_of(case.inputs)
+    granted, why = budget.grant(bug, failure.error, settings, place)
     if why:
         notes = (*case.provenance.notes, f"{NOT_AT_ONCE}: {why}")
         case = replace(case, provenance=replace(case.provenance, notes=notes))
@@ -158,6 +160,9 @@ def respond(
         is_none = trouble.errno is not None  # else there was a process, whose end is told
         what = f"no process can be started for it here ({trouble})" if is_none else trouble
         return report(f"not reduced: {what}; {then}")
+    if device := oracle.taken_device(case, done):  # by this process
+        devices.EXCLUSIVE.add(device.partition(":")[0])
+        return report(f"{NOT_AT_ONCE}: {had_by_the_program(device)}; {then}")
     if not isinstance(done.value, dict):
         return report(f"not reduced: {done.why_no_answer}; {kept_in}")
     if "refused" in done.value:

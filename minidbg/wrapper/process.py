@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from minidbg.core.errors import ONE_PROCESS
 from minidbg.core.foreign import attribute_of, chain_of, is_out_of_memory, message_of
 from minidbg.core.machine import Clock
 from minidbg.core.outcome import Signature
@@ -26,6 +27,7 @@ from minidbg.core.script_header import START
 from minidbg.core.settings import Reduce, Settings
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import rank_and_size
+from minidbg.torch_internals import devices
 from minidbg.wrapper.capture import Failure
 
 log = logging.getLogger("minidbg")
@@ -134,15 +136,20 @@ class ReductionBudget:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def grant(
-        self, signature: Signature | None, error: BaseException, settings: Settings
+        self,
+        signature: Signature | None,
+        error: BaseException,
+        settings: Settings,
+        device: str = "cpu",
     ) -> tuple[Settings, str]:
         """Settings to answer this failure under, and why it is not reduced now (empty if it is).
+        ``device`` has the failing graph's values.
 
         ``reduce`` of the result is decided, ``seconds`` is what is left. A signature that was
         granted a reduction gets no second one.
         """
         with self.lock:
-            why = self.refusal(signature, error, settings)
+            why = self.refusal(signature, error, settings, device)
             if why:
                 return replace(settings, reduce=Reduce.LATER), why
             if signature is not None:
@@ -150,7 +157,9 @@ class ReductionBudget:
             left_s = settings.seconds - self.spent_s
             return replace(settings, reduce=Reduce.NOW, seconds=left_s), ""
 
-    def refusal(self, signature: Signature | None, error: BaseException, settings: Settings) -> str:
+    def refusal(
+        self, signature: Signature | None, error: BaseException, settings: Settings, device: str
+    ) -> str:
         if settings.reduce is Reduce.LATER:
             return "reduce='later'"
         if settings.reduce is None and several_ranks(os.environ):
@@ -161,6 +170,8 @@ class ReductionBudget:
             return "no C++ compiler is here, which is no bug of the backend; install one, or set CXX"
         if is_out_of_memory(error) and not settings.reduce_oom:
             return "out of memory; reduce_oom=True reduces it"
+        if devices.is_exclusive(device):
+            return had_by_the_program(device)
         if signature is not None and any(signature.matches(earlier) for earlier in self.reduced):
             repro = self.repro_of(signature)
             return f"same failure as {repro.name}" if repro else "the same failure gave no repro before"
@@ -178,6 +189,10 @@ class ReductionBudget:
             self.spent_s += seconds
             if signature is not None:
                 self.reduced[signature] = repro
+
+
+def had_by_the_program(device: str) -> str:
+    return f"{device.partition(':')[0]} {ONE_PROCESS}, and this program has it until its end"
 
 
 def several_ranks(environ: Mapping[str, str]) -> bool:

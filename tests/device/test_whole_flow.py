@@ -151,6 +151,27 @@ def test_memory_that_runs_out_on_one_device_leaves_the_other_alone(run: Run) -> 
     assert "result" in run(HERE / "program.py", "acme:0", ACME_LIMIT="300").stdout
 
 
+@only_stand_in
+def test_a_device_that_the_program_has_to_itself_is_left_alone_until_its_end(
+    run: Run, tmp_path: Path
+) -> None:
+    """Nobody has said so of it: the first child hears that it is in use."""
+    only_one, lock = "acme can be opened by one process at a time", {"ACME_LOCK": str(tmp_path / "lock")}
+    program, wrong = (HERE / "program.py", "acme:0"), {"bug": "wrong:gelu", **lock}
+    done = run(*program, "mixed", **wrong)
+    assert f"not reduced at once: {only_one}, and this program has it until its end" in done.stdout
+    reduced = run("-m", "minidbg", "reduce", **wrong)
+    assert f"{only_one}: begun again" in reduced.stderr, reduced.stderr
+    assert "10 -> 1 nodes" in reduced.stderr, reduced.stderr
+    path = only_repro(tmp_path)
+    assert run(path, **wrong).returncode == 1
+    path.unlink()
+    done = run("-m", "minidbg", "run", *program, bug="raises:gelu", **lock)
+    assert f"not reduced at once: {only_one}" in done.stdout
+    assert "acme failed to compile a graph: 5 -> 1 nodes" in done.stderr, done.stdout + done.stderr
+    assert run(only_repro(tmp_path), bug="raises:gelu", **lock).returncode == 1
+
+
 @pytest.mark.parametrize("what", ["mixed", "draws"])
 def test_a_graph_of_two_devices_is_verified_and_its_failure_reduced(
     run: Run, device: str, what: str, tmp_path: Path

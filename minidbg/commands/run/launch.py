@@ -12,12 +12,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from minidbg.commands.output import signals_handled
 from minidbg.core import environment
+from minidbg.core.errors import ONE_PROCESS
 from minidbg.core.files import glob
 from minidbg.core.kinds import Kind
 from minidbg.core.run_spec import how_to_supply_backend
@@ -116,8 +118,13 @@ def summary_of(
     events = list(json_objects(log.read_text(encoding="utf-8", errors="replace").splitlines()))
     failures = [event for event in events if event.get("event") == "failure"]
     printed = "".join(str(event["text"]) for event in events if event.get("event") == "traceback")
+    may_reduce = not was_interrupted(ending)
+    waited = [event for event in failures if may_reduce and ONE_PROCESS in event["line"]]
+    # the last of equal ones; minidbg reduce takes the others
+    waiting = {(event["kind"], event["said"]): event for event in waited}.values()
     unseen = (event for event in failures if f"minidbg: {event.get('line')}\n" not in printed)
-    lines = failure_lines(unseen)
+    lines = failure_lines(event for event in unseen if event not in waiting)
+    lines += reduced_at_the_end(waiting, settings, say)
     if glob(settings.repro_dir / ".minidbg" / "crash_records", "*.py"):
         lines += deaths_since(began, settings, ending, say)
     if not lines and not failures:
@@ -135,6 +142,17 @@ def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
         for event in events
     )
     return [text if times == 1 else f"{text} ({times} times)" for text, times in texts.items()]
+
+
+def reduced_at_the_end(
+    events: Iterable[dict[str, Any]], settings: Settings, say: Callable[[str], object]
+) -> Iterator[str]:
+    """A line for each failure on a device that the program had to itself; one budget for all."""
+    until = time.monotonic() + settings.seconds
+    for event in events:
+        granted = replace(settings, seconds=max(0.0, until - time.monotonic()))
+        happened = f"{event['backend']} {Kind(event['kind']).traits.warning} a graph"
+        yield reduced_after(Path(event["capture"]), granted, happened, say, interrupted=False)
 
 
 def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -> list[str]:
@@ -220,12 +238,15 @@ def deaths_since(
         except OSError as error:
             yield f"{happened}; its record {record} cannot be moved ({error})"
         else:
-            by_ctrl_c = ending in (-signal.SIGINT, 130)  # shells have 130 for that
-            interrupted = by_ctrl_c or name.step is crash_records.Step.INTERRUPTED
-            yield reduced_death(capture, settings, happened, say, interrupted=interrupted)
+            interrupted = was_interrupted(ending) or name.step is crash_records.Step.INTERRUPTED
+            yield reduced_after(capture, settings, happened, say, interrupted=interrupted)
 
 
-def reduced_death(
+def was_interrupted(ending: int) -> bool:
+    return ending in (-signal.SIGINT, 130)  # shells have 130 for Ctrl-C
+
+
+def reduced_after(
     capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
 ) -> str:
     """Reduce the capture, if wanted now, in its own process, which a backend's import may kill."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from minidbg.codegen.inputs import Exactness, materialise, write_inputs
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import ACCELERATORS, ONE_DEVICE
 
@@ -112,3 +114,29 @@ def test_the_cpu_needs_none_of_it() -> None:
     devices.synchronize(values)
     assert not devices.in_error(values)
     assert devices.generator_states(values)[0][0] == "cpu"
+
+
+def test_what_one_process_may_open_is_in_the_table_or_declared_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "tenstream-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tenstream\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[minidbg.exclusive_devices]\ntenstream = tenstream\n")
+    assert not devices.is_exclusive("tenstream:0")
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds = ("spyre", "spyre:1", "tenstream:0", "cpu", "cuda:0", "meta")
+    assert [kind for kind in kinds if devices.is_exclusive(kind)] == ["spyre", "spyre:1", "tenstream:0"]
+
+
+def test_values_that_are_kept_on_the_cpu_are_written_for_their_device_and_made_here() -> None:
+    x = torch.arange(100.0).reshape(10, 10).sin()
+    with devices.kept_on_cpu("spyre:1"):
+        text = write_inputs([x, x[0]], ["x", "y"], Exactness.EXACT)
+        assert (text.device, devices.place_of([x])) == ("spyre:1", "spyre:1")
+        assert all("device=device" in line for line in text.lines if "stored(" in line)
+        made, _ = materialise(text)
+    assert made.device.type == "cpu"
+    assert torch.equal(made, x)
+    with devices.kept_on_cpu("cuda:0"):
+        assert devices.place_of([x]) == write_inputs([x], ["x"]).device == "cpu"

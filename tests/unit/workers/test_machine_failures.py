@@ -11,12 +11,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from support.doubles import Hands
 
 from minidbg import oracle
+from minidbg.core.errors import DeviceInUse
 from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.workers import kernel_cache
+from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.fx.case import Case
+from minidbg.torch_internals.devices import kept_on_cpu
+from minidbg.workers import Ended, kernel_cache
 
 unless_the_machine_failed = partial(oracle.unless_the_machine_failed, pause=lambda seconds: None)
 ANSWER = Outcome(Verdict.GONE)
@@ -148,3 +153,39 @@ def test_a_finished_library_stays(cache: Path) -> None:
     library = cache / "whole.so"
     library.write_bytes(Path(os.path.realpath(sys.executable)).read_bytes())
     assert kernel_cache.remove_unfinished(cache) == []
+
+
+OPENING = 'Traceback (most recent call last):\n  File "parcel.py", line 98, in unpacked\n    busy = in use\n'
+ELSEWHERE = OPENING.replace("unpacked", "execute")
+TAKEN = {
+    "RuntimeError: TPU is already in use by process with pid 7.": True,
+    "RuntimeError: open(/dev/accel0): Device or resource busy": True,
+    "OSError: spyre: EBUSY": True,
+    "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSet X=1": True,
+    "OutOfMemoryError: GPU 0: this process has 7 GiB memory in use.": False,
+    "RuntimeError: [Errno 98] Address already in use": False,
+    "OSError: [Errno 26] Text file busy": False,
+    "ValueError: no": False,
+}
+
+
+@pytest.mark.parametrize("text", TAKEN)
+def test_a_device_is_taken_where_a_child_hears_so_when_it_opens_it_and_nowhere_else(text: str) -> None:
+    graph_module = torch.fx.symbolic_trace(torch.nn.ReLU())
+    case = Case(graph_module, (torch.ones(1),), RunSpec(BackendRef("inductor")))
+    ended = [Ended(error=where + text) for where in (OPENING, ELSEWHERE)]
+    assert [oracle.taken_device(case, one) for one in ended] == ["", ""], "the CPU"
+    with kept_on_cpu("spyre"):
+        assert [oracle.taken_device(case, one) for one in ended] == ["spyre" if TAKEN[text] else "", ""]
+
+
+def test_a_device_that_stays_in_use_is_no_answer_about_the_backend() -> None:
+    times: list[int] = []
+
+    def ask() -> Outcome:
+        times.append(1)
+        raise DeviceInUse("spyre:0")
+
+    with pytest.raises(DeviceInUse):
+        unless_the_machine_failed(ask, expected=WANTED)
+    assert len(times) == 4, "a driver may let go late"

@@ -36,6 +36,13 @@ def test_what_was_refused_does_not_count_as_reduced_and_what_has_no_signature_is
     assert [grant(budget, None)[0] for _ in range(2)] == [Reduce.NOW, Reduce.NOW]
 
 
+def test_on_a_device_that_one_process_may_open_nothing_is_reduced_while_the_program_has_it() -> None:
+    for settings in (Settings(), Settings(reduce=Reduce.NOW)):
+        granted, why = ReductionBudget().grant(ONE, ValueError(), settings, "spyre:0")
+        assert granted.reduce is Reduce.LATER
+        assert why == "spyre can be opened by one process at a time, and this program has it until its end"
+
+
 def real_error_of_the_cpu_allocator() -> Exception:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)

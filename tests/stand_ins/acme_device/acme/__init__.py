@@ -1,7 +1,8 @@
 """A stand-in accelerator: ``torch.device("acme", 1)`` on a machine that has none. ``python -m acme.build`` first.
 
 Torch loads it by its entry point ``torch.backends``. ``ACME_DEVICES=1`` leaves one device of two, ``ACME_GONE=file`` takes both
-away while the file is there, ``ACME_LIMIT=1000000`` is the memory of acme:1 in bytes. ``ACME_NAME=npu`` calls it npu, to try the tests for a
+away while the file is there, ``ACME_LIMIT=1000000`` is the memory of acme:1 in bytes. ``ACME_LOCK=file`` has one process at a time
+open the device: the first use locks that file. ``ACME_NAME=npu`` calls it npu, to try the tests for a
 device that is not here: ``ACME_NAME=npu PYTHONPATH=tests/stand_ins/acme_device python -m pytest -m device --device npu``.
 """
 

@@ -13,6 +13,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <array>
@@ -41,6 +43,14 @@ void check_usable(c10::DeviceIndex index) {
   TORCH_CHECK(!gone || ::access(gone, F_OK) != 0, "acme error 100: no acme device is detected");
   static const pid_t user = ::getpid();  // the first process to use the device: as with CUDA, no fork of it can
   TORCH_CHECK(user == ::getpid(), "acme error 3: cannot use the device in a fork of process ", int(user));
+  static int lock = -1;  // as of a driver: the process has it until its end
+  if (const char* path = std::getenv("ACME_LOCK"); path && lock < 0) {
+    int file = ::open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    bool is_free = ::flock(file, LOCK_EX | LOCK_NB) == 0;
+    if (!is_free) ::close(file);
+    TORCH_CHECK(is_free, "acme error 16: the device is in use by another process (EBUSY)");
+    lock = file;
+  }
   TORCH_CHECK(!states[index].broken, "acme error 700: device acme:", int(index), " is in an error state");
 }
 
