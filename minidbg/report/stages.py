@@ -32,6 +32,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.run import HANDED_BACK
 from minidbg.repro.folder import hidden
+from minidbg.torch_internals.devices import kept_on_cpu
 
 NOT_FAILING = {
     Verdict.GONE: "yes", Verdict.SKIPPED: "not judged", Verdict.INVALID: "not judged"
@@ -150,37 +151,41 @@ def find_stages(
     for a graph that reaches no torch.compile (one of AOTAutograd's, for a compiler alone), and
     whatever loading the script's backend raises.
     """
-    until, case = Deadline.after(seconds), repro.load(path)
-    if case.spec.level is Level.ATEN:
-        raise NotReproduced(
-            f"{path}: this graph is AOTAutograd's own, called with the compiler alone;"
-            " there are no stages before it"
-        )
-    own, case = case.backend.name, case.with_spec(call=CallPath.TORCH_COMPILE)
+    with kept_on_cpu(repro.read_header(path).spec.device):
+        until, case = Deadline.after(seconds), repro.load(path)
+        if case.spec.level is Level.ATEN:
+            raise NotReproduced(
+                f"{path}: this graph is AOTAutograd's own, called with the compiler alone;"
+                " there are no stages before it"
+            )
+        own, case = case.backend.name, case.with_spec(call=CallPath.TORCH_COMPILE)
 
-    def run(case: Case, what: str = "", bisection: str = "") -> Outcome:
-        if until.is_over and what != own:
-            return Outcome(Verdict.SKIPPED, reason="the time is over")
-        if what:
-            note(f"running it with {what}")
-        limit = max(5.0, min(CALL_SECONDS, until.left()))
-        return oracle.ask(case, seconds=limit, bisection=bisection, submit=submit)
+        def run(case: Case, what: str = "", bisection: str = "") -> Outcome:
+            if until.is_over and what != own:
+                return Outcome(Verdict.SKIPPED, reason="the time is over")
+            if what:
+                note(f"running it with {what}")
+            limit = max(5.0, min(CALL_SECONDS, until.left()))
+            return oracle.ask(case, seconds=limit, bisection=bisection, submit=submit)
 
-    verdicts: dict[str, Verdict] = {}
-    for name in dict.fromkeys((*EARLIER, own)):
-        stage = case
-        if name != own:
-            stage = replace(case.with_spec(backend=backends.find_reference(name)), compiler=name)
-        verdict = run(stage, name).verdict
-        late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless  # slow, or a busy host
-        verdicts[name] = Verdict.SKIPPED if late else verdict
-    report = StageReport(verdicts, own, torch=torch.__version__)
-    if report.guilty == own:
-        if own == "inductor" and verdicts[own] is Verdict.REPRODUCES and not case.spec.traits.dies:
-            note("inductor's passes, lowerings and options are bisected")
-            report = bisected(report, case, run)
-        report = replace(report, passes=(*report.passes, *avoided(case, run)))
-    return replace(report, seconds=seconds + until.clock() - until.at)
+        verdicts: dict[str, Verdict] = {}
+        for name in dict.fromkeys((*EARLIER, own)):
+            stage = case
+            if name != own:
+                reference = backends.find_reference(name)
+                stage = replace(case.with_spec(backend=reference), compiler=name)
+            verdict = run(stage, name).verdict
+            # slow, or a busy host
+            late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless
+            verdicts[name] = Verdict.SKIPPED if late else verdict
+        report = StageReport(verdicts, own, torch=torch.__version__)
+        if report.guilty == own:
+            reproduces = verdicts[own] is Verdict.REPRODUCES
+            if own == "inductor" and reproduces and not case.spec.traits.dies:
+                note("inductor's passes, lowerings and options are bisected")
+                report = bisected(report, case, run)
+            report = replace(report, passes=(*report.passes, *avoided(case, run)))
+        return replace(report, seconds=seconds + until.clock() - until.at)
 
 
 def bisected(report: StageReport, case: Case, run: Callable[..., Outcome]) -> StageReport:
