@@ -7,7 +7,6 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
@@ -297,65 +296,6 @@ def _is_axis(op: str, index: int) -> bool:
     schemas = torch_internals.operator_schemas(f"torch.ops.aten.{op.strip('_')}")
     names = ([one.name for one in schema.arguments if not one.kwarg_only] for schema in schemas)
     return any(each and each[min(index, len(each) - 1)].startswith(AXES) for each in names)
-
-
-SHAPES = ("size", "sizes", "shape", "normalized_shape", "output_size")
-"""Lists of these names are shapes, whose numbers are no places, steps or widths."""
-Place: TypeAlias = tuple[str, Any, int]
-"""``("count", "stride", 0)``: what a number is, and where it stands."""
-Shapes: TypeAlias = Mapping[str, Sequence[int]]
-
-
-def keeps_order(before: fx.Node, after: fx.Node, shapes: tuple[Shapes, Shapes]) -> bool:
-    """Whether the order of a call's numbers and of the sizes it goes along stays after an edit.
-
-    So a window keeps its gaps, and topk takes fewer than all. ``shapes`` are those of the inputs
-    before and after, by name.
-    """
-    old, new = (_numbers(node, sizes) for node, sizes in zip((before, after), shapes, strict=True))
-    return not any(
-        old[one] < old[two] and new[one] >= new[two]
-        for one, two in itertools.permutations(old.keys() & new.keys(), 2)
-        # two arguments, or a size and what counts places along it
-        if {one[0], two[0]} in RELATED
-        if min(old[one], old[two]) > 1 or "size" not in (one[0], two[0])
-    )
-
-
-RELATED = ({"number"}, {"count"}, {"number", "count"}, {"count", "size"})
-
-
-def _numbers(node: fx.Node, shapes: Shapes) -> dict[Place, float]:
-    """The numbers that a call takes by their places; counts that it leaves out are the defaults."""
-    op, found = op_name(node), dict[Place, float]()
-    schemas = torch_internals.operator_schemas(f"torch.ops.aten.{op.strip('_')}")
-    parameters = {one.name: one for schema in schemas[:1] for one in schema.arguments}
-    names: dict[int | str, str] = dict(enumerate(parameters))
-    values = {names.get(at, at): value for at, value in enumerate(node.args)} | node.kwargs
-    axes = {names.get(at, at) for at in axes_of(node)}
-    along = [dim for axis in axes for dim in _leaves(values[axis]) if type(dim) is int] or [-1]
-    if op == "getitem" and len(node.args) == 2:
-        parts = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-        steps = {dim: part.step for dim, part in enumerate(parts) if isinstance(part, slice)}
-        along, values[1] = list(steps), tuple(steps.values())
-    for before, (name, parameter) in zip(("", *parameters), parameters.items(), strict=False):
-        is_int = "int" in str(parameter.real_type)
-        if is_int and name not in values and parameter.has_default_value():
-            # the stride that is left out is that of the kernel before it
-            values[name] = parameter.default_value or values.get(before)
-    for name in values.keys() - axes:
-        value, parameter = values[name], parameters.get(name)
-        is_count = op == "getitem" or "int" in str(parameter and parameter.real_type)
-        kind = "count" if is_count else "number"
-        is_shape = name in SHAPES and "List" in str(parameter and parameter.type)
-        for place, leaf in enumerate(_leaves(value)):
-            if isinstance(leaf, fx.Node) and leaf.name in shapes:
-                sizes = dict(enumerate(shapes[leaf.name]))
-                sizes |= {dim - len(sizes): size for dim, size in sizes.items()}
-                found |= {("size", (name, place), dim): sizes[dim] for dim in along if dim in sizes}
-            elif isinstance(leaf, int | float) and not (is_shape or isinstance(leaf, bool)):
-                found[kind, name, place] = leaf
-    return found
 
 
 def _simpler(value: Any) -> Iterator[Any]:
