@@ -131,30 +131,23 @@ def verification(value: Any) -> Verify | int:
 
 
 def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
-    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or of a precision. From the environment, one a
-    line: ``float16 = 1e-2 1e-3``."""
-    if isinstance(value, str) and "=" not in value and value.strip():
-        if value not in PRECISIONS:
-            words = ", ".join(map(repr, PRECISIONS))
-            raise ValueError(
-                f"no such precision{nearest(value, PRECISIONS)}; must be one of {words}, "
-                "or a mapping by dtype: {'float16': (1e-2, 1e-3)}"
-            )
+    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or of a precision."""
+    if isinstance(value, str) and value in PRECISIONS:
         value = PRECISIONS[value]
-    if not isinstance(value, str | Mapping):
-        raise ValueError("must be a mapping by dtype: {'float16': (1e-2, 1e-3)}")
-    if isinstance(value, str):
-        lines = (line.partition("=") for line in value.splitlines() if line.strip())
-        value = {name.strip(): pair.replace(",", " ").split() for name, _, pair in lines}
+    if not isinstance(value, Mapping):
+        near = nearest(value, PRECISIONS) if isinstance(value, str) else ""
+        words = ", ".join(map(repr, PRECISIONS))
+        raise ValueError(
+            f"no such precision{near}; must be one of {words}, "
+            "or a mapping by dtype: {'float16': (1e-2, 1e-3)}"
+        )
     found = []
-    for dtype, pair in dict(value).items():
+    for dtype, pair in value.items():
         name = str(dtype).removeprefix("torch.")
         if name not in FLOATS:
             raise ValueError(f"{name!r} is not a dtype with tolerances{nearest(name, FLOATS)}")
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise ValueError(f"{name} takes a relative and an absolute tolerance")
-        relative, absolute = map(at_least(0.0), pair)
-        found.append((name, relative, absolute))
+        relative, absolute = of_type(tuple[float, float])(pair)
+        found.append((name, at_least(0.0)(relative), at_least(0.0)(absolute)))
     return tuple(sorted(found))
 
 
