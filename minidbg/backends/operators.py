@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -115,7 +115,10 @@ def with_operators(
     BackendUnreachable if nothing leads to a definition; a user's ``setup`` is trusted to bring it.
     """
     builder = RefBuilder(ref)
-    names = operators_of(gm)
+    called = [node.target for node in torch_internals.all_nodes(gm) if node.op == "call_function"]
+    operators = filter(None, map(torch_internals.operator_name, called))
+    names = [*dict.fromkeys(x for x in operators if x.partition("::")[0] not in BUILT_IN)]
+    functions = dict.fromkeys(target for target in called if isinstance(target, types.FunctionType))
     stated = [name for name in names if statements_of_operator(name)]
     defined = [name for name in stated if modules_of_operator(name)[0] == "__main__"]
     extended = [name for name in stated if name not in defined]
@@ -123,7 +126,11 @@ def with_operators(
     parts: list[tuple[str, Callable[[RefBuilder], None]]] = [
         *((f"the operator {name}", partial(_operator, name)) for name in names),
         *((f"the operator {own[0]}", partial(_script_operators, own, x)) for own, x in of_script),
-        *((f"the function {fn.__qualname__}", partial(_function, fn)) for fn in functions_of(gm)),
+        *(
+            (f"the function {function.__qualname__}", partial(_function, function))
+            for function in functions  # those of ``torch.fx.wrap`` and ``allow_in_graph``
+            if is_foreign(function.__module__) or function.__module__ in MAIN_MODULES
+        ),
     ]
     for what, add in parts:
         try:
@@ -136,24 +143,6 @@ def with_operators(
                     f'minidbg.wrap(backend, setup="import my_ops")'
                 ) from error
     return builder.reference(ref.name, ref.expression, ref.options, ref.mode)
-
-
-def operators_of(gm: fx.GraphModule) -> tuple[str, ...]:
-    """``ns::name.overload`` of the custom operators in a graph and graphs inside it, in order."""
-    names = (torch_internals.operator_name(target) for target in _called(gm))
-    custom = (name for name in names if name and name.partition("::")[0] not in BUILT_IN)
-    return tuple(dict.fromkeys(custom))
-
-
-def functions_of(gm: fx.GraphModule) -> tuple[types.FunctionType, ...]:
-    """Functions of neither torch nor Python: those of ``torch.fx.wrap`` and ``allow_in_graph``."""
-    functions = (target for target in _called(gm) if isinstance(target, types.FunctionType))
-    called = dict.fromkeys(functions)
-    return tuple(fn for fn in called if is_foreign(fn.__module__) or fn.__module__ in MAIN_MODULES)
-
-
-def _called(gm: fx.GraphModule) -> Iterator[object]:
-    return (node.target for node in torch_internals.all_nodes(gm) if node.op == "call_function")
 
 
 def _operator(name: str, builder: RefBuilder) -> None:

@@ -50,11 +50,14 @@ def missing_backend(
     options, live = options or inner_options or {}, live_object(backend)
     name = inner if isinstance(inner, str) else backend_name(live)
     check_option_values(options, name)
+    # the folders of ``sys.path`` that are neither Python's own nor hold what is installed
+    folders = (os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
+    own = (folder for folder in folders if not folder.endswith(("site-packages", "dist-packages")))
     start = BackendRef(
         name,
         "...",
         as_statements(setup),
-        paths=folders_of_program(),
+        paths=tuple(dict.fromkeys(folder for folder in own if not is_installed(folder))),
         missing_backend=in_one_line(described(live)),
     )
     builder = RefBuilder(start)
@@ -69,14 +72,6 @@ def live_object(backend: str | CompilerFn) -> Any:
     is registered under it."""
     inner, _, _ = torch_internals.as_given_to_compile(backend)
     return torch_internals.registered_backend(inner) if isinstance(inner, str) else inner
-
-
-def folders_of_program() -> tuple[str, ...]:
-    """The folders of ``sys.path`` that are neither Python's own nor hold what is installed."""
-    folders = (os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
-    others = ("site-packages", "dist-packages")
-    own = (folder for folder in folders if os.path.basename(folder) not in others)
-    return tuple(dict.fromkeys(folder for folder in own if not is_installed(folder)))
 
 
 # ---- to the children of this process, and to nobody else -----------------------------------------
