@@ -34,12 +34,6 @@ OF_SCRIPTS = frozenset(
 
 _HEAVY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, types.GeneratorType)
 
-_CALM = (
-    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
-    *(ast.Assign, ast.AnnAssign, ast.Pass, ast.Raise, ast.If, ast.Try),
-)
-"""What may stand inside an ``if`` or ``try`` that is copied whole."""
-
 
 class NotSelfContained(Exception):
     """Something cannot be copied; the text is a clause: ``weights is a Tensor``."""
@@ -169,22 +163,21 @@ class Copy:
     def _defined(self, name: str, value: Any, binders: list[Statement]) -> SourcePiece:
         if binders and isinstance(binders[-1].node, ast.FunctionDef | ast.ClassDef):
             return self._piece(binders[-1])  # the last of several is what the name stands for
-        if len(binders) != 1 or not is_free_of_side_effects(binders[0].node):
+        source = assigned_value(binders[0].node) if len(binders) == 1 else None
+        if source is None:
             return self._value(name, value, binders)
-        (statement,) = binders
-        if isinstance(statement.node, ast.Assign | ast.AnnAssign):
-            is_written, written = _literal_in(statement.node.value)
-            literal = short_literal(value)
-            # what a list has collected since is the program's doing; it starts as written
-            if literal is not None and not (
-                is_written and (isinstance(value, list | dict | set) or written == value)
-            ):
-                return self._value(name, value, binders)
-            if not is_written and is_heavy(value):
-                raise NotSelfContained(f"{name} is a {type(value).__qualname__}")
-            if not is_written and (used := statement.needs & OUTSIDE_WORLD):
-                raise NotSelfContained(f"{name} was made with {', '.join(sorted(used))}")
-        return self._piece(statement)
+        is_written, written = _literal_in(source)
+        literal = short_literal(value)
+        # what a list has collected since is the program's doing; it starts as written
+        if literal is not None and not (
+            is_written and (isinstance(value, list | dict | set) or written == value)
+        ):
+            return self._value(name, value, binders)
+        if not is_written and is_heavy(value):
+            raise NotSelfContained(f"{name} is a {type(value).__qualname__}")
+        if not is_written and (used := binders[0].needs & OUTSIDE_WORLD):
+            raise NotSelfContained(f"{name} was made with {', '.join(sorted(used))}")
+        return self._piece(binders[0])
 
     def _value(self, name: str, value: Any, binders: list[Statement]) -> SourcePiece:
         """A name without one plain statement (star import, loop, reassignment): by its value."""
@@ -210,10 +203,10 @@ class Copy:
         return (1, self._files.index(statement.file) if known else len(self._files), statement.line)
 
 
-def _literal_in(node: ast.expr | None) -> tuple[bool, Any]:
+def _literal_in(node: ast.expr) -> tuple[bool, Any]:
     """Whether source is a literal, and its value."""
     try:
-        return True, ast.literal_eval(node or "")
+        return True, ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False, None
 
@@ -234,24 +227,12 @@ def is_heavy(value: object) -> bool:
     return any(isinstance(item, _HEAVY) for item in (value, *items))
 
 
-def is_free_of_side_effects(node: ast.stmt) -> bool:
-    """Whether a statement can be copied whole: an assignment to names, or an ``if`` or ``try`` of
-    imports, definitions and assignments."""
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return node.value is not None and all(isinstance(target, ast.Name) for target in targets)
-    return isinstance(node, ast.If | ast.Try) and all(
-        isinstance(part, _CALM) for part in _statements_in(node)
-    )
-
-
-def _statements_in(node: ast.AST) -> Iterator[ast.stmt]:
-    """Those in the blocks of ``node``, not those of its functions."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
-            yield child
-        if isinstance(child, ast.If | ast.Try | ast.ExceptHandler):
-            yield from _statements_in(child)
+def assigned_value(node: ast.stmt) -> ast.expr | None:
+    """What a statement gives to names; None for one that does anything else."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return None
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return node.value if all(isinstance(target, ast.Name) for target in targets) else None
 
 
 def single_imports(node: ast.stmt, package: str) -> Iterator[tuple[str, str]]:
