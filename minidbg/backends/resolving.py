@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import importlib.util
 import linecache
-import operator
 import sys
 import types
 from collections.abc import Mapping
@@ -23,12 +22,12 @@ from minidbg.core.run_spec import BackendRef, CompilerFn
 
 
 def named(backend: str) -> str | CompilerFn:
-    """What a command line means by ``backend``: a registered name, or what ``module:attribute`` is.
+    """What a command line means by ``backend``: a registered name, or ``module:expression``.
 
     A name that nobody has registered is looked for again after the import of the package of that
     name, which registers it in most cases; ``package:name`` is a name that another package
-    registers. Raises ImportError or AttributeError where ``module:attribute`` cannot be imported;
-    any other name comes back as it is.
+    registers, and any other name comes back as it is. Raises ImportError and what the expression
+    raises.
     """
     module, colon, name = backend.partition(":")
     if not colon:
@@ -42,8 +41,8 @@ def named(backend: str) -> str | CompilerFn:
         return backend
     imported = importlib.import_module(module)
     try:
-        found: CompilerFn = operator.attrgetter(name)(imported)
-    except AttributeError:
+        found: CompilerFn = eval(name, vars(imported))
+    except (NameError, AttributeError):
         if name not in torch_internals.known_backends():
             raise
         return name

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import traceback
@@ -59,14 +58,15 @@ class ExecutedScript:
                 where = where if reference.paths else ""
                 raise Unavailable(f"the backend's modules are not all here: {cause}{where}")
             raise BackendCannotLoad(f"the backend cannot be loaded: {cause}")
-        try:
-            if wanted and ":" in wanted:
-                return evaluated(wanted, reference.paths)
-            if wanted and wanted not in torch.compiler.list_backends(()):
-                importlib.import_module(wanted)  # a package often registers a backend of its name
-        except (ImportError, AttributeError) as error:
-            raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
-        compiler = wanted or definitions.get("backend", reference.name)
+        compiler = definitions.get("backend", reference.name)
+        if wanted:
+            from minidbg.backends import named  # no script needs it for its own backend
+
+            sys.path += reference.paths
+            try:
+                compiler = named(wanted)
+            except Exception as error:  # noqa: BLE001 - a broken module, a factory that refuses
+                raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
         if compiler is ...:
             raise Unavailable(reference.unfilled)
         if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
@@ -103,17 +103,6 @@ def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
             return outcomes[-1]
     first = outcomes[0]
     return replace(first, reason=(first.message.partition("\n")[0] or first.reason)[:300])
-
-
-def evaluated(wanted: str, paths: tuple[str, ...]) -> Any:
-    """What ``module:expression`` gives: ``train:make(level=2)``, where ``paths`` join the folders
-    that are searched. Raises Unavailable."""
-    module, _, expression = wanted.partition(":")
-    sys.path += paths
-    try:
-        return eval(expression, vars(importlib.import_module(module)))
-    except Exception as error:  # noqa: BLE001 - a broken module, a factory that refuses the input
-        raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
 
 
 def outcome_of_script(

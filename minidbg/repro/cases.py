@@ -27,7 +27,7 @@ def backend_named(backend: str | CompilerFn) -> ChosenBackend:
     """``backends.named`` of a name, or the backend. Raises UnknownBackend or BackendUnreachable."""
     try:
         found = backends.named(backend) if isinstance(backend, str) else backend
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, NameError, SyntaxError) as error:
         raise BackendUnreachable(
             f"backend={backend!r} cannot be imported: {error}; give a registered name or module:attribute"
         ) from error

@@ -60,7 +60,7 @@ def test_a_name_on_a_command_line_is_one_that_the_import_of_its_package_register
     assert compiler_fn("packaged_backend")("gm", []) == "gm"
     assert named("packaged_backend:other_name") == "other_name"
     assert named("packaged_backend:packaged_backend") is sys.modules["packaged_backend"].packaged_backend
-    with pytest.raises(AttributeError):
+    with pytest.raises(NameError):
         named("packaged_backend:third_name")
     with pytest.raises(ImportError):
         named("nobody_has_this:name")
