@@ -13,7 +13,6 @@ again in a fresh one: a crash is a result like any other, also under pytest-xdis
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -32,8 +31,6 @@ from minidbg.watch.settings import DEVICES_CALL, Devices, Workers, chosen_device
 from minidbg.workers import Request, Scripts, preload_for
 
 UNJUDGED = (Verdict.SKIPPED, Verdict.INVALID)
-WORTH_WARMING = 3
-"""With more repros than this per process of pytest, an interpreter with torch pays for itself."""
 POOL = pytest.StashKey[Scripts]()
 
 
@@ -73,12 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-def session_pool(config: pytest.Config, backends: set[str] | None) -> Scripts:
-    """The interpreters of this test session, started when the first repro runs; none that is warm
-    without ``backends``."""
+def session_pool(config: pytest.Config, backends: set[str]) -> Scripts:
+    """The interpreters of this test session, started when the first repro runs."""
     if POOL not in config.stash:
-        forks = sys.platform == "linux" and backends is not None
-        config.stash[POOL] = Scripts(preload_for(backends or (), forks=forks))
+        config.stash[POOL] = Scripts(preload_for(backends, forks=sys.platform == "linux"))
         config.add_cleanup(config.stash[POOL].close)
     return config.stash[POOL]
 
@@ -165,11 +160,8 @@ class ReproItem(pytest.Item):
 
     def judged(self, *, fresh: bool) -> Outcome:
         repros = [item.repro for item in self.session.items if isinstance(item, ReproItem)]
-        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        warm = len(repros) > WORTH_WARMING * workers
-        backends = {repro.spec.backend.name for repro in repros} if warm else None
-        pool = session_pool(self.config, backends)
-        fork = fork_for(Workers.AUTO, self.device, fresh=fresh or not warm)
+        pool = session_pool(self.config, {repro.spec.backend.name for repro in repros})
+        fork = fork_for(Workers.AUTO, self.device, fresh=fresh)
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.may_hang:
             limit = min(limit, self.repro.spec.time_limit_s)
