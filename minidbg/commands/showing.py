@@ -136,7 +136,7 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
     REPRO is a script, or a unique part of its name in the repro folder; show and report include the
     result from then on. Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and
     bisects inductor's passes, lowerings and options with torch's own bisector. Then tries changes
-    of the program: options, dynamic=, a graph break, contiguous or cast inputs, the CPU. Each run
+    of the program: options, dynamic=, contiguous or cast inputs, the CPU. Each run
     is a child process.
     """
     from minidbg.report import stages as room

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch.fx.passes.split_module import split_module
+from torch import Tensor
 
 from minidbg import backends, oracle, repro, torch_internals, workers
 from minidbg.core.errors import NotReproduced
@@ -29,7 +28,6 @@ from minidbg.core.records import MALFORMED, plain, record_of
 from minidbg.core.run_spec import CallPath, Level
 from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, Header
 from minidbg.fx.case import Case
-from minidbg.fx.effects import is_call
 from minidbg.judge.run import HANDED_BACK
 from minidbg.repro.folder import hidden
 from minidbg.torch_internals.devices import kept_on_cpu
@@ -245,18 +243,11 @@ def options_text(options: Mapping[str, Any]) -> str:
 
 def changed_cases(case: Case) -> Iterator[tuple[str, Case]]:
     """What a program could change, in words, and the case as it then runs."""
-    ref, context = case.backend, case.spec.context
+    context = case.spec.context
     symbolic = bool(any(case.spec.dynamic_dims) or case.spec.dynamic)
     yield f"`dynamic={not symbolic}`", case.with_spec(dynamic=not symbolic, dynamic_dims=())
     if context.threads_matter and context.threads != 1:
         yield "one thread", case.with_spec(context=replace(context, threads=1))
-    if sum(map(is_call, case.graph_module.graph.nodes)) > 1:
-        options, setup = dict(ref.options), (*ref.setup, "import minidbg.report.stages")
-        expression = f"minidbg.report.stages.op_by_op({ref.expression}, {options!r}, {ref.mode!r})"
-        split = replace(ref, expression=expression, setup=setup, options={}, mode=None)
-        compiler = op_by_op(case.compiler or backends.resolve(ref), ref.options, ref.mode)
-        alone = replace(case.with_spec(backend=split), compiler=compiler)
-        yield "a graph break between its ops", alone
     for what, is_meant, change in CHANGES_OF_INPUTS:
         meant = [isinstance(one, torch.Tensor) and is_meant(one) for one in case.inputs]
         pairs = zip(case.inputs, meant, strict=True)
@@ -280,19 +271,3 @@ CHANGES_OF_INPUTS: Sequence[tuple[str, Callable[[Tensor], bool], Callable[[Tenso
     ("its inputs on cpu", lambda x: x.device.type not in ("cpu", "meta"), Tensor.cpu),
 )
 """What a program can do to the inputs of its model, and for which of them it is done."""
-
-
-def op_by_op(backend: Any, options: Mapping[str, Any], mode: str | None) -> Callable[..., Any]:
-    """A backend that compiles each op alone by ``backend``, as with graph breaks between them."""
-
-    def compile_parts(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        places = {node: number for number, node in enumerate(graph_module.graph.nodes)}
-        split: Any = split_module(graph_module, None, places.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
-        for name, part in list(split.named_children()):
-            if name.startswith("submod_"):
-                chosen = dict(options) or None
-                compiled = torch.compile(part, backend=backend, mode=mode, options=chosen)
-                split.add_module(name, compiled)
-        return split.forward  # type: ignore[no-any-return]
-
-    return compile_parts
