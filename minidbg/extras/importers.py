@@ -30,7 +30,6 @@ from torch.export import ExportedProgram
 
 from minidbg import oracle, repro, torch_internals, workers
 from minidbg.backends import run_as_module
-from minidbg.codegen.inputs import materialise, write_inputs
 from minidbg.core import errors
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, CompilerFn, Context, Level
@@ -40,7 +39,6 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
 from minidbg.repro.cases import ChosenBackend, backend_named, case_of, need_grad
 from minidbg.torch_internals.devices import devices_of
-from minidbg.torch_internals.tensors import tree_unflatten
 
 SECONDS = 120.0
 """Time limit of each run of the whole program."""
@@ -78,8 +76,6 @@ def failure_head(error: object) -> str:
 
 # --- programs of torch.export ---
 
-RANDOM = "the program was saved without example inputs; seeded random ones stand in"
-
 
 class UnreadableProgram(errors.UnreadableRepro):
     """A file that is no program of ``torch.export``, or one that this torch cannot load."""
@@ -109,34 +105,23 @@ def read_exported(path: Path) -> ExportedProgram:
 def cases_of_exported(program: ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:
     """The program's graph in the modes in which it may fail, the usual first: inference, training.
 
-    Raises NoGraph, and what dynamo raises on a program that it cannot capture.
+    Raises UnreadableProgram, and what dynamo raises on a program that it cannot capture.
     """
-    args, kwargs, notes = example_inputs(program)
+    if program.example_inputs is None:
+        why = "the program of torch.export has no example inputs"
+        raise UnreadableProgram(f"{why}; set its example_inputs = (args, kwargs), and save it again")
+    args, kwargs = program.example_inputs
     placeholders = program.graph.find_nodes(op="placeholder")
     symbolic = any(torch_internals.symbols_in(node.meta.get("val")) for node in placeholders)
     module = program.module(check_guards=False)
     graph_module, inputs = capture_by_dynamo(
         lambda args, kwargs: module(*args, **kwargs), (args, kwargs), dynamic=symbolic or None
     )
-    notes = [*notes, "from a program of torch.export"]
+    notes = ["from a program of torch.export"]
     case = case_of(graph_module, inputs, backend, context=Context(), notes=notes, dynamic=symbolic)
     yield case.with_spec(context=Context(grad=False))
     if need_grad(inputs):
         yield case.with_spec(backward=True)
-
-
-def example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
-    """Positional and keyword inputs that the program can be called with, and notes on them."""
-    if program.example_inputs is not None:
-        args, kwargs = program.example_inputs
-        return tuple(args), dict(kwargs), []
-    names = program.graph_signature.user_inputs
-    nodes = program.graph.find_nodes(op="placeholder")
-    metas = {node.name: node.meta["val"] for node in nodes if node.name in names}
-    values = materialise(write_inputs(list(metas.values()), list(metas)))
-    in_spec = program.call_spec.in_spec
-    args, kwargs = (values, {}) if in_spec is None else tree_unflatten(values, in_spec)
-    return tuple(args), dict(kwargs), [RANDOM]
 
 
 # --- repros of torch's minifier ---

@@ -14,7 +14,6 @@ import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from minidbg.torch_internals.private_names import nothing_around, private, private_or
 
