@@ -110,11 +110,6 @@ class InputsText:
             self.imports |= dict.fromkeys(construction.imports)
             text = construction.text.format(**variables)
             self.lines.append(f"{name} = {flagged(value, text)}")
-        elif value.is_mkldnn:
-            dense = value.detach().to_dense()
-            is_exact = wanted_exact(dense, self.exactness)
-            base = self.base(name, dense, tuple(dense.shape), layout_of(dense), is_exact=is_exact)
-            self.emit(value, name, flagged(value, f"{grouped(base)}.to_mkldnn()"))
         elif not is_strided(value):
             kind = "nested" if value.is_nested else f"of layout {value.layout}"
             kind = "quantized" if value.is_quantized else kind

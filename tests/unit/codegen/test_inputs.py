@@ -276,24 +276,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("exactness", Exactness)
-@pytest.mark.parametrize(
-    "value", [torch.ones(3), many(torch.float32, 4, 6), many(torch.bfloat16, 70, 2), torch.tensor([1.0, math.nan])]
-)  # fmt: skip
-@pytest.mark.parametrize("needs_grad", [False, True])
-def test_an_mkldnn_tensor_is_made_of_its_dense_form(
-    value: Tensor, exactness: Exactness, needs_grad: bool
-) -> None:
-    blocked = value.to_mkldnn().requires_grad_(needs_grad)
-    one, again = remade(blocked, blocked, exactness=exactness)
-    assert one is again
-    assert (one.layout, one.dtype, one.shape) == (blocked.layout, value.dtype, value.shape)
-    assert one.requires_grad is needs_grad
-    if exactness is Exactness.EXACT:
-        assert torch.equal(one.detach().to_dense().isnan(), value.isnan())
-        assert torch.equal(one.detach().to_dense().nan_to_num(), value.nan_to_num())
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_has_no_form_is_refused_by_the_inputs_name(why: str) -> None:
