@@ -7,9 +7,7 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from packaging.requirements import Requirement
 
 from minidbg import torch_internals, workers
 from minidbg.backends.reference import GROUP
-from minidbg.core import environment, settings
+from minidbg.core import settings
 from minidbg.core.machine import HERE
 from minidbg.core.text import last_line, plural
 from minidbg.repro import crash_records
@@ -45,9 +43,6 @@ class Finding:
 fine = Finding
 missing = partial(Finding, state="missing")
 broken = partial(Finding, state="broken")
-COMPILER_SECONDS = 60
-
-COMPILER_PROBE = "#include <omp.h>\n#include <cmath>\nint threads() { return omp_get_max_threads(); }\n"
 
 
 def python() -> Iterator[Finding]:
@@ -72,26 +67,7 @@ def compiler() -> Iterator[Finding]:
         named = f"CXX is {words[0]!r}, which is not there" if words[0] else "no g++ or clang++ on the path"
         yield missing("C++ compiler", named, "inductor on CPU needs one: install g++, or set CXX")
         return
-    with tempfile.TemporaryDirectory(prefix="minidbg-doctor-") as folder:
-        source = Path(folder, "probe.cpp")
-        source.write_text(COMPILER_PROBE)
-        library = str(Path(folder, "probe.so"))
-        command = [*words, "-fopenmp", "-shared", "-fPIC", str(source), "-o", library]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMPILER_SECONDS, check=False,
-                env=environment.for_tool(),
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            advice = "inductor on CPU needs one that works"
-            yield missing("C++ compiler", f"{words[0]}: {error}", advice)
-            return
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[0]
-        advice = "install its OpenMP headers and library"
-        yield missing("C++ compiler", f"{words[0]} fails: {said}", advice)
-    else:
-        yield fine("C++ compiler", f"{shutil.which(words[0])}, with OpenMP")
+    yield fine("C++ compiler", str(shutil.which(words[0])))
 
 
 def forking() -> Iterator[Finding]:

@@ -12,15 +12,12 @@ from minidbg.commands import doctor
 from minidbg.commands.doctor import examined, fine
 
 
-@pytest.mark.parametrize(("compiler", "advice"), [("no-such-compiler", "g++"), ("false", "")])
-def test_a_compiler_that_does_not_work_is_named(
-    compiler: str, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", compiler)
+def test_a_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
     (found,) = doctor.compiler()
     assert found.state == "missing"
-    assert compiler in found.found
-    assert advice in found.advice, "what to install"
+    assert "no-such-compiler" in found.found
+    assert "g++" in found.advice, "what to install"
 
 
 @pytest.mark.parametrize(
