@@ -13,8 +13,7 @@ from minidbg.core.errors import nearest
 
 
 @click.command()
-@JSON_OPTION
-def demo(as_json: bool) -> None:
+def demo() -> None:
     """Break a transformer in a buggy backend, and see it reduced.
 
     It needs no download, no GPU and no compiler.
@@ -23,9 +22,7 @@ def demo(as_json: bool) -> None:
 
     from minidbg.commands.demo import show
 
-    report = show.run_demo(Console(stderr=as_json))
-    if as_json:
-        print_json({"path": str(report.path), "capture": str(report.capture), "line": report.line})
+    show.run_demo(Console())
 
 
 STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}

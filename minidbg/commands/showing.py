@@ -152,7 +152,6 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
 
 @click.command()
 @NAMED
-@click.option("-o", "--output", type=output.FILE, help="Write to FILE instead of stdout.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run the repro first, to see it fail.")
 @click.option("--keep-private", is_flag=True, help="Leave paths, user and host names as they are.")
 @click.option(
@@ -162,9 +161,7 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
     help="Include the output of torch.utils.collect_env.",
 )
 @JSON_OPTION
-def report(
-    repro: Path, output: Path | None, run: bool, keep_private: bool, versions: bool, as_json: bool
-) -> None:
+def report(repro: Path, run: bool, keep_private: bool, versions: bool, as_json: bool) -> None:
     """Write a bug report for REPRO, in Markdown.
 
     It has the form that PyTorch's issue template asks for. Home and working folder, other private
@@ -182,10 +179,7 @@ def report(
         print_json(
             {"repro": str(details.path), "title": written.title, "body": written.body, "ran": written.ran}
         )
-    if output is not None:
-        output.write_text(written.body, encoding="utf-8")
-        note(f"written: {output}")
-    elif not as_json:
+    else:
         click.echo(printable(written.body.rstrip("\n")))
 
 

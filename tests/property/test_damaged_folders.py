@@ -36,7 +36,7 @@ COMMANDS: dict[str, list[str]] = {
     "status": ["status", "--json"],
     "show": ["show", "odd"],
     "show a sound one": ["show", "sound0", "--json"],
-    "report": ["report", "odd", "--no-run", "--no-versions", "-o", "/dev/null"],
+    "report": ["report", "odd", "--no-run", "--no-versions"],
     "history": ["history"],
     "history of one": ["history", "odd"],
     "config": ["config"],
