@@ -34,7 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 SHARED = (
     "journeys/test_journeys",
-    "integration/test_main_path",
     "integration/test_package",
     "integration/test_readme",
 )

@@ -10,7 +10,7 @@ import pytest
 from golden_cases import GOLDEN
 
 from minidbg.core.outcome import Verdict
-from minidbg.repro import load, render, run, run_alone, write
+from minidbg.repro import render, run, run_alone, write
 
 FOLDER = Path(__file__).parent
 
@@ -23,13 +23,6 @@ def test_script_is_written_as_it_must_be(name):
     if os.environ.get("MINIDBG_WRITE_GOLDEN"):
         file.write_text(text)
     assert text == file.read_text()
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_script_is_read_back(name, tmp_path):
-    golden = GOLDEN[name]()
-    path = write(golden.case, tmp_path / f"{name}.py", exactness=golden.exactness)
-    assert render(load(path), exactness=golden.exactness).text == path.read_text()
 
 
 @pytest.mark.slow

@@ -77,6 +77,19 @@ def graphs(*kinds: str, **changes: Any) -> str:
     return "\n".join(graph_lines([{**counts, **changes}], kinds))
 
 
+def graphs_of_two_processes() -> str:
+    counts = {
+        "graphs": 3,
+        "verified": 1,
+        "failed": 0,
+        "not_run": 1,
+        "not_verified": {"no memory": 1},
+        "left_out": {},
+    }
+    other = {**counts, "graphs": 1, "not_run": 0, "not_verified": {}, "left_out": {"output 0": 1}}
+    return "\n".join(graph_lines([counts, other]))
+
+
 def failures(*kinds: str) -> str:
     return "\n".join(failure_lines([{"backend": "mine", "kind": kind, "line": "1 -> 0"} for kind in kinds]))
 
@@ -158,6 +171,7 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "run: nothing was compiled, and the program failed": lambda: nothing_failed([], 2),
     "run: nothing was compiled, and the program died": lambda: nothing_failed([], -11),
     "run: no failure": lambda: nothing_failed([{"event": "wrapped", "backend": one} for one in ("a", "a", "b")], 0),
+    "run: graphs of two processes": graphs_of_two_processes,
     "run: graphs verified in part": lambda: graphs(graphs=2, verified=2, left_out={"output 0": 2}),
     "a result: known, of one node": lambda: written(known_before=True, nodes_before=1),
     "a name: of another folder": lambda: refused(lambda: find_repro(Path("other/x.py"), folder_of("x"))),

@@ -212,7 +212,6 @@ def test_tls_is_dasks_own_configuration(desk: Checkout, tmp_path: Path) -> None:
 def test_what_is_refused_says_what_to_do(desk: Checkout) -> None:
     with contextlib.chdir(desk.folder):
         for address, advice in (
-            ("tcp://10.0.0.7:8786", "use tls://HOST:PORT"),
             ("tls://10.0.0.7:8786", "set distributed.comm.tls"),
             ("tcp://127.0.0.1:9", "start one: dask scheduler"),
         ):

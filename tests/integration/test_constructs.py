@@ -1,4 +1,4 @@
-"""The table of constructs: each is reduced to just what fails, verified, and comes back as it was written."""
+"""The table of constructs: each graph comes back as it was written; what is reduced of them is asked of the corpus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from constructs import CONSTRUCTS, Construct, sandwich
 from fails_on import name_of, raises_on
-from support.failing import failing_program
 from support.graphs_to_write import assert_round_trip
 from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from support.travelled import assert_same_case, case_of_program, travelled
@@ -26,28 +25,14 @@ ROUND_TRIPS = {
 """At least one of each kind; the others are as quick, but there are many."""
 
 
-def each(chosen: Any, by_default: Any) -> Any:
-    """The constructs that are ``chosen``; those that are not run ``by_default`` are slow tests."""
-    rows = [
-        pytest.param(one, id=one.name, marks=() if by_default(one) else pytest.mark.slow)
-        for one in CONSTRUCTS
-        if chosen(one)
-    ]
-    return pytest.mark.parametrize("construct", rows)
+ROWS = [
+    pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.name not in ROUND_TRIPS))
+    for one in CONSTRUCTS
+    if one.name != "graph_break"
+]
 
 
-@each(lambda one: one.backend, by_default=lambda one: False)
-def test_what_fails_is_reduced_to_just_that(construct: Construct, tmp_path: Path) -> None:
-    with construct.around():
-        found = failing_program(
-            construct.function, construct.args(), construct.backend, tmp_path, **construct.given
-        )
-    assert found.ops == construct.ops
-    assert found.case.provenance.certified
-    assert construct.check(found), found.path
-
-
-@each(lambda one: one.name != "graph_break", by_default=lambda one: one.name in ROUND_TRIPS)
+@pytest.mark.parametrize("construct", ROWS)
 def test_its_graph_is_the_same_where_it_is_read_from_source_and_in_the_child(construct: Construct) -> None:
     dynamic = construct.given.get("dynamic")
     with construct.around():

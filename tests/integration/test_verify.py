@@ -219,19 +219,6 @@ def train_once(construct: str, backend: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("construct", first_of(CONSTRUCTS))
-@pytest.mark.parametrize("backend", [planted.other_random_numbers, planted.numbers_of_its_own])
-def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
-    construct: str, backend: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    train_once(construct, backend)
-    found = stats()
-    assert (found.verified, found.failed, found.not_verified) == (found.graphs - found.not_run, 0, {})
-    assert found.verified
-    assert not warnings_of(caplog)
-
-
-@pytest.mark.slow
 def test_gradients_that_eager_refuses_are_counted_as_left_out() -> None:
     class NormInCheckpoint(Checkpointed):
         def __init__(self) -> None:
@@ -485,13 +472,6 @@ def test_an_error_of_the_program_prints_nothing(answers: Answers, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-def test_nan_under_anomaly_detection_is_compared(answers: Answers, caplog: pytest.LogCaptureFixture) -> None:
-    with torch.autograd.set_detect_anomaly(True):
-        call(lambda x: x.sqrt() * 0, torch.zeros(3, requires_grad=True), backend="aot_eager")
-        assert torch.is_anomaly_enabled()
-    assert (stats().verified, stats().left_out) == (1, {})
-
-
 # ---- which calls, and what they cost
 
 
@@ -662,28 +642,24 @@ def test_the_case_has_the_match_and_a_margin_that_grows_with_the_error(answers: 
 # ---- what is not verified
 
 
-def test_what_memory_does_not_allow_is_left_out_and_said_once(
+def test_stats_count_what_was_verified_and_why_the_rest_was_not_which_is_said_once(
     answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x.add_(1))
-
-    for size in (5, 6):
-        call(function, torch.zeros(size), backend=planted.wrong_relu, value_limit_bytes=8)
-    assert not answers.cases
-    [text] = warnings_of(caplog)
-    assert "not verified" in text
-
-
-def test_stats_count_what_was_verified_and_why_the_rest_was_not(answers: Answers) -> None:
     for verify in ("first", "never"):
         torch._dynamo.reset()
         call(lambda x: x.sin(), torch.ones(3), backend="aot_eager", verify=verify)
     mismatch(lambda x: torch.relu(x), GRID, backend=planted.wrong_relu)
-    call(lambda x: torch.relu(x.add_(1)), torch.zeros(5), backend=planted.wrong_relu, value_limit_bytes=8)
+    for size in (5, 6):
+        call(
+            lambda x: torch.relu(x.add_(1)),
+            torch.zeros(size),
+            backend=planted.wrong_relu,
+            value_limit_bytes=8,
+        )
     found = stats()
-    assert (found.graphs, found.verified, found.failed) == (4, 1, 1)
-    assert sorted(found.not_verified) == ["verify='never'", "what it writes to cannot be copied"]
+    assert (found.graphs, found.verified, found.failed) == (5, 1, 1)
+    assert found.not_verified == {"verify='never'": 1, "what it writes to cannot be copied": 2}
+    assert len([text for text in warnings_of(caplog) if "not verified" in text]) == 1
 
 
 def test_a_graph_that_the_backend_gives_back_is_no_success_and_nothing_to_print(

@@ -72,14 +72,6 @@ def states(desk: Desk) -> dict[str, str]:
     return dict(rows)
 
 
-def all_gone(processes: list[int], seconds: float = 15.0) -> bool:
-    """Whether they all end; on a busy machine the kernel takes its time."""
-    until = time.monotonic() + seconds
-    while any(map(psutil.pid_exists, processes)) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not any(map(psutil.pid_exists, processes))
-
-
 FIRST_STATES = {
     "relu.py": "reproduces", "sin.py": "reproduces", "cos.py": "gone", "tan.py": "gone", "exp.py": "reproduces",
     "log.py": "gone", "sqrt.py": "reproduces", "crash.py": "reproduces", "hang.py": "reproduces",
@@ -111,11 +103,11 @@ def test_a_signal_ends_it_cleanly_within_seconds_also_during_a_hang(
 ) -> None:
     with watching(desk.folder, env=desk.env) as running:
         running.wait_for_event("sweep_started")
-        family = [process.pid for process in psutil.Process(running.process.pid).children(recursive=True)]
+        family = psutil.Process(running.process.pid).children(recursive=True)
         began = time.monotonic()
         assert running.stop(number) == 0
         assert time.monotonic() - began < 10
-        assert all_gone(family)
+        assert psutil.wait_procs(family, timeout=15)[1] == []
     assert not (desk.repros / ".minidbg" / "watch.json").exists()
 
 

@@ -215,21 +215,6 @@ def test_a_tensor_subclass_is_plain_tensors_down_here(answers: Answers) -> None:
     assert [type(value) for value in case.inputs] == [torch.Tensor, torch.Tensor]
 
 
-FORMS = {
-    "method": (planted.FAMILY.compile, "FAMILY.compile"),
-    "partial": (functools.partial(planted.raises_from_level, level=2), "raises_from_level, level=2"),
-}
-
-
-@pytest.mark.parametrize(("compiler", "told"), FORMS.values(), ids=FORMS)
-def test_compilers_of_every_form_are_found_again(compiler: Any, told: str, answers: Answers) -> None:
-    backend = aot_autograd(fw_compiler=wrap_compiler(compiler))
-    with pytest.raises(BackendCompilerFailed):
-        torch.compile(lambda x: torch.relu(x) + 1, backend=backend)(torch.ones(3))
-    (case,) = answers.cases
-    assert told in case.backend.expression
-
-
 def test_a_judged_run_of_a_wrapped_backend_answers_nothing(answers: Answers) -> None:
     """The user's module may hold wrapped compilers; a repro that imports it must not start another reduction."""
     from torch import fx

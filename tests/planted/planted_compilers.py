@@ -123,8 +123,3 @@ class Family:
 
 
 FAMILY = Family(2)
-
-
-def raises_from_level(graph_module: fx.GraphModule, example_inputs: Sequence[Any], level: int) -> CompiledFn:
-    """For ``functools.partial``."""
-    return Family(level).compile(graph_module, example_inputs)

@@ -70,12 +70,6 @@ def test_any_block_is_read_or_refused(body: str) -> None:
     is_header_or_refusal(script(body))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
-    is_header_or_refusal(text)
-
-
 def test_thousands_of_beginnings_are_refused_in_no_time() -> None:
     began = time.monotonic()
     with pytest.raises(UnreadableRepro, match="50000 '# /// script' blocks"):

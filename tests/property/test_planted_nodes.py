@@ -1,24 +1,14 @@
-"""``minidbg nodes``: of a graph of 20 to 400 nodes with one op that is lowered wrongly, the first bad row is the first node of that op.
-
-``python tests/property/test_planted_nodes.py [PART OF A BUG ...]`` prints each graph's answer.
-"""
+"""``minidbg nodes``: of a graph of 20 to 400 nodes with one op that is lowered wrongly, the first bad row is the first node of that op."""
 
 from __future__ import annotations
 
 import random
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
 from torch.nn import functional as F
-
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1] / "planted")]
-
 from wrong_lowerings import BUGS, lowers
 
 from minidbg.core.run_spec import Context
@@ -87,16 +77,3 @@ def first_bad(case: Case) -> str:
 def test_the_first_bad_row_is_the_first_node_of_the_op(bug: str) -> None:
     graphs = [planted(bug, size) for size in SIZES]
     assert [first_bad(case) for case, _ in graphs] == [wrong for _, wrong in graphs]
-
-
-if __name__ == "__main__":
-    for size in SIZES:
-        for bug in [*BUGS, *OF_INDUCTOR]:
-            if not sys.argv[1:] or any(word in bug for word in sys.argv[1:]):
-                case, wrong = planted(bug, size)
-                began, answer = time.monotonic(), first_bad(case)
-                good = "right" if answer == wrong else "WRONG"
-                print(
-                    f"{good}: {bug}, {size}: {answer}, planted {wrong}; {time.monotonic() - began:.0f} s",
-                    flush=True,
-                )

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.driver import Minimized, minimize
 
 RECORDED = Path(__file__).with_name("recorded.json")
@@ -72,15 +73,8 @@ def saved(x: Tensor) -> Any:
 
 def captured(program: Callable[..., Any], *ops: str) -> Question:
     """The graph that dynamo makes of the program, which fails where all of these ops are called, at any depth."""
-    found: list[tuple[fx.GraphModule, list[Any]]] = []
-
-    def keep(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        found.append((graph_module, list(inputs)))
-        return graph_module.forward
-
-    torch.compile(program, backend=keep, fullgraph=True)(torch.linspace(-1, 2, 16).view(4, 4))
-    ((graph_module, inputs),) = found
-    return graph_module, inputs, lambda one, _: set(ops) <= {name_of(node) for node in all_nodes(one)}
+    graph_module, inputs = capture_by_dynamo(program, (torch.linspace(-1, 2, 16).view(4, 4),))
+    return graph_module, list(inputs), lambda one, _: set(ops) <= {name_of(node) for node in all_nodes(one)}
 
 
 NESTED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {

@@ -1,4 +1,4 @@
-"""What users and their programs hold on to, as text: ``python tests/public/face.py`` writes face.txt; ``--python OTHER`` prints that of another version.
+"""What users and their programs hold on to, as text: ``python tests/public/face.py`` writes face.txt.
 
 Public names with their signatures, the commands with options and what they say of exit statuses, settings, the keys of events and of each
 ``--json``. Only public names and the command line are used. ``keys`` takes half a minute: it makes a repro and asks each command about it.
@@ -6,8 +6,6 @@ Public names with their signatures, the commands with options and what they say 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import inspect
 import json
 import os
@@ -171,25 +169,5 @@ def parts_of(text: str) -> dict[str, str]:
     return {name: block.strip() for name, block in zip(blocks[::2], blocks[1::2], strict=True)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--python", help="an interpreter with another version of minidbg; its face is printed"
-    )
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="print these only")
-    given = parser.parse_args()
-    if given.python:
-        words = ["--parts", *(given.parts or PARTS)]
-        sys.exit(subprocess.run([given.python, __file__, *words], check=False).returncode)
-    text = face(*(given.parts or PARTS))
-    if given.parts:
-        with contextlib.suppress(BrokenPipeError):
-            print(text)
-    else:
-        FILE.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    FILE.write_text(face(*PARTS), encoding="utf-8")

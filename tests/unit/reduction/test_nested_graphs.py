@@ -14,22 +14,10 @@ from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
 from minidbg.codegen.size import targets_of_calls
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.driver import Minimized, minimize
 
 Program = Callable[[Tensor], Any]
-
-
-def captured(program: Program, x: Tensor) -> tuple[fx.GraphModule, list[Any]]:
-    """The graph that dynamo makes of the program, and its inputs."""
-    found: list[tuple[fx.GraphModule, list[Any]]] = []
-
-    def keep(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        found.append((graph_module, list(inputs)))
-        return graph_module.forward
-
-    torch.compile(program, backend=keep, fullgraph=True)(x)
-    ((graph_module, inputs),) = found
-    return graph_module, inputs
 
 
 def calls(*names: str) -> Callable[[fx.GraphModule, Sequence[Any]], bool]:
@@ -37,8 +25,8 @@ def calls(*names: str) -> Callable[[fx.GraphModule, Sequence[Any]], bool]:
     return lambda graph_module, inputs: set(names) <= {name_of(node) for node in all_nodes(graph_module)}
 
 
-def reduced(program: Program, *names: str, x: Tensor | None = None) -> Minimized:
-    graph_module, inputs = captured(program, torch.randn(4, 4) if x is None else x)
+def reduced(program: Program, *names: str) -> Minimized:
+    graph_module, inputs = capture_by_dynamo(program, (torch.randn(4, 4),))
     result = minimize(graph_module, inputs, calls(*names))
     assert result.certified
     result.graph_module.graph.lint()
@@ -152,7 +140,7 @@ def refused_by_compilers(graph_module: fx.GraphModule, inputs: Sequence[Any]) ->
 )
 def test_what_is_left_fails_for_the_reason_of_the_program(program: Program, op: str) -> None:
     """Not as a graph that no compiler takes, which is refused in the same words."""
-    graph_module, inputs = captured(program, torch.randn(4, 4))
+    graph_module, inputs = capture_by_dynamo(program, (torch.randn(4, 4),))
     assert not refused_by_compilers(graph_module, inputs)
     fails = calls(op, "tanh", "exp")
     result = minimize(graph_module, inputs, lambda *case: fails(*case) or refused_by_compilers(*case))

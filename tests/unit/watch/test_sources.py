@@ -94,14 +94,6 @@ def test_the_project_file_sets_and_arguments_win(tmp_path: Path, monkeypatch: py
     settings = load_watch_settings({"jobs": 5, "poll_s": None, "sources": ()})
     assert (settings.build, settings.jobs, settings.sources) == ("ninja", 5, (tmp_path / "csrc",))
     assert settings.folder == tmp_path, "where commands run"
-    for line, message in (
-        ('biuld = "ninja"', "no setting named 'biuld'.*did you mean 'build'"),
-        ("jobs = 0", "jobs=0.*>= 1"),
-        ('workers = "frok"', "must be one of 'auto', 'fork', 'spawn'; did you mean 'fork'"),
-    ):
-        project.write_text(f"[tool.minidbg.watch]\n{line}\n")
-        with pytest.raises(BadSetting, match=message):
-            load_watch_settings({})
 
 
 @pytest.mark.parametrize(

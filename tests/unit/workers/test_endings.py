@@ -62,10 +62,6 @@ def echoes(argument: Mapping[str, Any], note: Any) -> Any:
     return argument["value"]
 
 
-def raises(argument: Mapping[str, Any], note: Any) -> None:
-    raise ValueError("a fault")
-
-
 def ends(argument: Mapping[str, Any], note: Any) -> Any:
     match argument["how"]:
         case "a long answer":
@@ -103,13 +99,6 @@ def hangs(argument: Mapping[str, Any], note: Any) -> str:
     return "slept"
 
 
-def fills_memory(argument: Mapping[str, Any], note: Any) -> None:
-    held = []
-    while True:
-        held.append(b"x" * (1 << 24))
-        time.sleep(0.001)
-
-
 def asks(argument: Mapping[str, Any], note: Any) -> Any:
     """A reduction: it asks the server that forked it, two at once."""
     pair = [workers.submit(Request(**{**one, "fork": FORK})) for one in argument["questions"]]
@@ -133,16 +122,6 @@ def asked_of_a_child(*questions: Request, **limits: Any) -> Request:
 def is_answered(folder: Path) -> None:
     ended = workers.submit(request("echoes", value={"a": 1})).result()
     assert (ended.value, ended.answered, ended.note) == ({"a": 1}, True, "heard")
-
-
-def crashes_in_c(folder: Path) -> None:
-    ended = workers.submit(request("crashes")).result()
-    assert (ended.signal, ended.note, ended.answered) == (signal.SIGSEGV, "about to", False)
-    assert "in crashes" in ended.stderr_tail
-
-
-def raises_in_the_child(folder: Path) -> None:
-    assert "ValueError: a fault" in workers.submit(request("raises")).result().error
 
 
 def answers_at_length(folder: Path) -> None:
@@ -179,11 +158,6 @@ def passes_its_time(folder: Path) -> None:
     assert "in hangs" in ended.stderr_tail
     assert has_gone(pid_in(folder / "pid"))
     is_answered(folder)
-
-
-def passes_its_memory(folder: Path) -> None:
-    ended = workers.submit(replace(request("fills_memory"), memory_bytes=128 << 20)).result()
-    assert ended.out_of_memory
 
 
 def is_cut_off_by_its_deadline(folder: Path) -> None:
@@ -383,7 +357,7 @@ def has_a_server_of_its_own(folder: Path) -> None:
 
 
 ENDINGS = (
-    is_answered, answers_at_length, has_no_answer, crashes_in_c, raises_in_the_child, is_not_there, is_in_no_module, passes_its_time, passes_its_memory,
+    is_answered, answers_at_length, has_no_answer, is_not_there, is_in_no_module, passes_its_time,
     is_cut_off_by_its_deadline, is_cancelled, is_interrupted, is_cut_off_by_a_handler_of_the_askers_own, hears_the_first_interrupt,
     asks_two_at_once_of_which_one_crashes, is_killed_while_its_question_hangs,
     passes_its_time_while_its_question_hangs, loses_its_supervisor, loses_the_supervisor_of_who_asks, loses_its_server, loses_the_program,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg import torch_internals
-from minidbg.commands.run.launch import graph_lines, recompiled_lines
+from minidbg.commands.run.launch import recompiled_lines
 from minidbg.core.foreign import chain_of
 from minidbg.judge import eager_runs
 from minidbg.wrapper import capture, crash_record, handle, stats, verify_runs
@@ -42,29 +41,6 @@ def test_a_process_appends_its_line_to_the_file(tmp_path: Path, monkeypatch: pyt
     write_stats()
     write_stats()
     assert [json.loads(line)["verified"] for line in file.read_text().splitlines()] == [1, 1]
-
-
-def test_the_end_of_minidbg_run_counts_the_graphs_of_all_processes() -> None:
-    one = {
-        "graphs": 3,
-        "verified": 1,
-        "failed": 0,
-        "not_run": 1,
-        "not_verified": {"no memory": 1},
-        "left_out": {},
-    }
-    other = {
-        "graphs": 1,
-        "verified": 1,
-        "failed": 0,
-        "not_run": 0,
-        "not_verified": {},
-        "left_out": {"output 0": 1},
-    }
-    first, *reasons = graph_lines([one, other])
-    assert re.findall(r"\d+", first) == ["2", "1"]
-    assert [line.split(": ")[1] for line in reasons] == ["no memory", "output 0"]
-    assert graph_lines([]) == []
 
 
 def test_the_end_of_minidbg_run_counts_recompilations_and_names_a_guard_that_failed() -> None:

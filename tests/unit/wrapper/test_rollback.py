@@ -69,13 +69,13 @@ def test_a_changed_history_that_cannot_be_put_back_is_told() -> None:
     assert not kept.restore()
 
 
-def test_a_tensor_that_cannot_be_copied_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_cannot_be_copied_or_tells_no_size_is_unknown() -> None:
     class NoClone(torch.Tensor):
         def clone(self) -> torch.Tensor:  # type: ignore[override]
             raise NotImplementedError("no clone for this type")
 
-    x = torch.zeros(3).as_subclass(NoClone)
-    assert keep([x], [0], [], limit_bytes=LIMIT) is UNKNOWN
+    for x in (torch.zeros(3).as_subclass(NoClone), torch.eye(2).to_sparse()):
+        assert keep([x], [0], [], limit_bytes=LIMIT) is UNKNOWN
 
 
 def test_a_freed_storage_and_a_fake_tensor_have_nothing_to_keep() -> None:
@@ -95,10 +95,6 @@ def test_a_view_that_became_part_of_a_graph_stays_there_and_that_is_told() -> No
     view.add_(weight)
     assert not kept.restore()
     assert torch.equal(base, torch.zeros(4)), "its values are back all the same"
-
-
-def test_a_sparse_tensor_which_tells_no_size_is_unknown() -> None:
-    assert keep([torch.eye(2).to_sparse()], [0], [], limit_bytes=LIMIT) is UNKNOWN
 
 
 def test_what_is_kept_of_an_expanded_tensor_is_one_element_of_each_expanded_dimension() -> None:
