@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch

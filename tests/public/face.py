@@ -33,7 +33,6 @@ ASKED = {
 ELSEWHERE = {
     "accept": "the state of a job, after a watch",
     "bisect": "needs a repository",
-    "demo": "reduce's answer",
     "history": "what a watch has seen",
     "hunt": "a line for each cell",
     "stages": "asks eight compilers",
