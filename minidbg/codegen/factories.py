@@ -39,11 +39,8 @@ def is_index(value: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TensorFactory:
-    """Expressions that make a contiguous tensor ``[*size]``.
-
-    ``place`` is a last argument that says where, or empty. ``explicit`` writes the dtype out also
-    where it is float32, for scripts whose default dtype is another.
-    """
+    """Expressions of a contiguous tensor ``[*size]``. ``place``: a last argument that says where.
+    ``explicit``: float32 is written out too, as the script's default is another."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
@@ -56,10 +53,8 @@ class TensorFactory:
 
     @torch.no_grad()
     def exact(self, value: Tensor, most: int = 0) -> str | None:
-        """The first expression that makes ``value`` ``[*size]`` bit for bit (NaN: any); else None.
-
-        Up to ``most`` elements may be written singly, integers and booleans up to ``FEW_VALUES``.
-        """
+        """The first expression that makes ``value`` bit for bit (NaN: any); else None. Up to
+        ``most`` elements may be written singly, integers and booleans up to ``FEW_VALUES``."""
         return next((text for text in self._rules(value, most) if self._makes(text, value)), None)
 
     def _rules(self, value: Tensor, most: int) -> Iterator[str]:
@@ -118,10 +113,8 @@ class TensorFactory:
 
     @torch.no_grad()
     def like(self, value: Tensor | None) -> str:
-        """Numbers like those of ``value``, maybe of another shape; NaN and infinities are ignored.
-
-        Where nobody can see them, standard normal numbers, and integers 0 and 1 (a safe index).
-        """
+        """Numbers like the finite ones of ``value``, maybe of another shape; where nobody can see
+        them, standard normal numbers, and integers 0 and 1 (a safe index)."""
         if is_opaque(self.dtype):
             text = self.call("randint", f"0, 256, {self.size}", torch.uint8, torch.int64)
             return f"{text}.view({self.dtype})"

@@ -307,9 +307,7 @@ def storage_of(value: Tensor) -> int:
 
 def flagged(value: Tensor, text: str, view: str = "", *, is_new: bool = True) -> str:
     """The base's ``text`` seen as ``value``: view, lazy bits, Parameter, requires_grad, leafness.
-
-    ``is_new``: the base is nobody else's, so it may be made to require grad itself.
-    """
+    ``is_new``: nobody else's, so it may be made to require grad itself."""
     is_inner = value.requires_grad and not value.is_leaf
     if is_inner and is_new:  # the plainest op that keeps values
         text = f"{grouped(text)}.requires_grad_() * 1"
@@ -343,10 +341,8 @@ def plain_tensor(value: Tensor) -> Tensor:
 
 
 def base_data(value: Tensor, size: tuple[int, ...], layout: StridedLayout) -> Tensor:
-    """The base ``[*size]`` that shows ``value`` by ``layout``; zeros where ``value`` does not look.
-
-    The rest of the user's storage is none of a script's business.
-    """
+    """The base ``[*size]`` that shows ``value`` by ``layout``; zeros where ``value`` does not look,
+    since the rest of the user's storage is none of a script's business."""
     if layout.shows_all and math.prod(size) == layout.span and value.stride() == layout.stride:
         contiguous = torch.empty(size, device="meta").stride()
         return value.as_strided(size, contiguous, int(value.storage_offset()))

@@ -69,7 +69,6 @@ class _Writer:
         self._constants: dict[str, Tensor] = {}
 
     def source(self, gm: fx.GraphModule, name: str, text: str) -> ModuleSource:
-        """What was written of ``gm``, the last graph to be written."""
         imports = tuple(sorted(self._write.imports))
         input_names = tuple(map(self._write.value, gm.graph.find_nodes(op="placeholder")))
         kernels = list(self._write.kernels.texts.items())
@@ -162,11 +161,8 @@ class _Writer:
     def _attributes(
         self, gm: fx.GraphModule, names: Mapping[str, str], path: str, owner: str, nested: Callable[..., str]
     ) -> list[str]:
-        """Statements that make what ``gm`` uses, as ``names`` of ``owner``; ``nested`` gives for
-        such a name the expression that makes a graph.
-
-        Raises CannotWrite naming the attribute that has no form.
-        """
+        """Statements that make what ``gm`` uses, as ``names`` of ``owner``; ``nested`` gives the
+        expression that makes a graph. Raises CannotWrite naming the attribute."""
         statements, written = [], dict[int, str]()
         for target, name in names.items():
             value = lookup(gm, target)
@@ -248,10 +244,7 @@ def listed(names: Sequence[str]) -> str:
 
 def instantiate(source: ModuleSource) -> nn.Module:
     """A live module of ``source``, with copies of its constants: one that ``torch.compile`` takes
-    as one graph.
-
-    The module that holds the class is importable as long as the instance lives.
-    """
+    as one graph. Its class is importable as long as it lives."""
     name = f"minidbg_source_{next(_text_numbers)}"
     lines = ["import torch", *source.imports, "", *source.kernels.values(), "", source.text]
     copies = clone_values(list(source.constants.values()))

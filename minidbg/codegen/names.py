@@ -35,10 +35,8 @@ _NOT_IN_NAMES = re.compile(r"[^0-9a-zA-Z_]+")
 
 
 def is_plain_identifier(text: str) -> bool:
-    """Whether ``text`` means the same as attribute, keyword or variable anywhere in a class body.
-
-    Python's parser normalises names beyond ASCII, and mangles ``__private`` names inside classes.
-    """
+    """Whether ``text`` means the same anywhere in a class body: Python normalises names beyond
+    ASCII, and mangles ``__private`` ones inside classes."""
     mangled = text.startswith("__") and not text.endswith("__")
     return text.isascii() and text.isidentifier() and not keyword.iskeyword(text) and not mangled
 
@@ -99,12 +97,9 @@ _KNOWN: dict[int, tuple[Any, tuple[str, str]]] = {}
 
 
 def reference_to(value: Any) -> tuple[str, str]:
-    """How to name ``value``, a function, class, operator or enum member, in another process, and
-    the statement that this needs, if any.
-
-    Every answer was looked up again and gave ``value`` itself. Raises CannotWrite for what no name
-    reaches: lambdas, local functions, functions of ``__main__``.
-    """
+    """How to name a function, class, operator or enum member in another process, and the statement
+    that this needs, if any; looked up again, it is ``value`` itself. Raises CannotWrite for what no
+    name reaches: lambdas, local functions, functions of ``__main__``."""
     if id(value) in _KNOWN:
         return _KNOWN[id(value)][1]
     op_path = torch_internals.operator_path(value)

@@ -16,10 +16,8 @@ _KERNEL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
 
 def cell_name(file: str) -> str:
-    """``cell 3`` when ``file`` is the source of one, else an empty text.
-
-    A kernel names its cells by a hash; which one it was is asked of the shell, while it runs.
-    """
+    """``cell 3`` when ``file`` is the source of one, else an empty text. A kernel names cells by a
+    hash; which one it was is asked of the shell."""
     if match := _IPYTHON.fullmatch(file):
         return f"cell {match[1]}"
     if not _KERNEL.search(file):
@@ -75,10 +73,8 @@ def users_frame(node: fx.Node) -> str:
 
 
 def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:
-    """``train.py:41`` and its text: of the node that ``message`` names, else the first or ``last``.
-
-    Two empty texts when the graph knows no source lines.
-    """
+    """``train.py:41`` and its text, of the node that ``message`` names, else the first or ``last``;
+    two empty texts when the graph knows no source lines."""
     traced = [node for node in graph_module.graph.nodes if node.stack_trace]
     if last:
         traced.reverse()

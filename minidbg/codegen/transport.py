@@ -45,11 +45,8 @@ class Parcel:
 
 
 def pack(case: Case, *, room_bytes: int = NO_SIZE_LIMIT) -> Parcel:
-    """``case`` for another process, with the values that fit into ``room_bytes``: all, else those
-    that a capture has, else seeded ones.
-
-    Raises CannotWrite naming the part of the case that has no text.
-    """
+    """``case`` with the values that fit into ``room_bytes``: all, else those that a capture has,
+    else seeded ones. Raises CannotWrite naming the part of the case that has no text."""
     case = with_group(case)
     graph = write_graph_builder(case.graph_module, own_names=True)
     # a constant and an input may share their memory
@@ -83,11 +80,8 @@ def owners_of(storages: Mapping[str, Tensor], values: Iterable[Any]) -> dict[str
 
 
 def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
-    """The case of a parcel. What its backend defines, operators and a process group, must be there;
-    ``compiler`` is not set.
-
-    Raises whatever the imports and the constructors that it names raise.
-    """
+    """The case of a parcel, without ``compiler``. What its backend defines, operators and a process
+    group, must be there. Raises what its imports and constructors raise."""
     spec = record_of(table["spec"], RunSpec)
     # "__main__": the module of classes that the text makes
     made = dict[str, Any](__name__="__main__", torch=torch, device=spec.device, stored=stored)

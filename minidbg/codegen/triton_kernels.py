@@ -29,11 +29,9 @@ OF_TEXTS = {*OF_SCRIPTS, "backend", "constants", "graph_module"}
 
 
 class Definitions:
-    """The statements that define kernels and what these look up, imports among them, by the names
-    that they bind, in order.
-
-    ``write`` gives a non-kernel's expression; ``imports`` collects what installed kernels need.
-    """
+    """The statements that define kernels and what these look up, by the names that they bind, in
+    order. ``write`` gives another value's expression; ``imports`` collects what installed kernels
+    need."""
 
     def __init__(self, write: Callable[[Any], str], imports: set[str]) -> None:
         self.texts: dict[str, str] = {}

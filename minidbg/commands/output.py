@@ -35,25 +35,21 @@ VERBOSITY: ContextVar[int] = ContextVar("minidbg_verbosity", default=0)
 
 
 class ReproPath(click.Path):
-    """The script that a person means: a path, or enough of a name in the repro folder; with
-    ``folders`` a folder as it is."""
+    """A script as ``find_repro`` finds it; with ``folders`` a folder as it is."""
 
     def __init__(self, *, folders: bool = False) -> None:
         super().__init__(path_type=Path)
         self.folders = folders
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Raises MinidbgError where no repro has such a name, or several have."""
+        """Raises MinidbgError."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         return path if self.folders and path.is_dir() else find_repro(path, repro_folder())
 
 
 def find_repro(text: Path, folder: Path) -> Path:
-    """The script that a person means by ``text``: a path, or enough of the name of a repro or else
-    a capture in ``folder``.
-
-    Raises MinidbgError.
-    """
+    """A path, or enough of the name of a repro or else a capture in ``folder``. Raises
+    MinidbgError."""
     from minidbg.watch.repros import find_repros
 
     captures = folder / HIDDEN / "captures"
@@ -118,7 +114,6 @@ def jobs_option(shown: str | bool, default: int | None = None) -> Callable[[FC],
 
 
 def count(step: int) -> Any:
-    """A callback adding ``step`` for each flag given, before or after the command's name."""
 
     def add(_context: click.Context, _parameter: click.Parameter, times: int) -> None:
         if times:
@@ -216,10 +211,8 @@ def error_lines(error: BaseException) -> list[str]:
 
 
 def configure(verbosity: int) -> None:
-    """Send the logger ``minidbg`` to stderr; other loggers, the root included, stay as they are.
-
-    ``verbosity``: -1 and less errors only, 1 what is done, 2 and more everything.
-    """
+    """Send the logger ``minidbg``, and no other, to stderr: below 0 errors alone, at 2
+    everything."""
     import structlog  # late: most commands log nothing
 
     logger = logging.getLogger("minidbg")
@@ -278,8 +271,8 @@ def end_by(number: int) -> NoReturn:
 
 
 def let_go() -> None:
-    """End the forkserver, if there is one, with all that it was asked, and write out what was
-    printed. A second Ctrl-C has to wait for it."""
+    """End the forkserver, if there is one, and write out what was printed; a second Ctrl-C
+    waits."""
     from minidbg import workers  # late: most commands have none
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

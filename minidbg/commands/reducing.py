@@ -95,10 +95,8 @@ def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
 def reduce_one(
     path: Path, folder: Path | None, *, as_json: bool, backend: str | None, limits: Mapping[str, Any]
 ) -> int:
-    """Reduce the capture or repro, print what came of it, and return the exit status.
-
-    The first Ctrl-C ends the search alone. Raises Interrupted, and what the script's code raises.
-    """
+    """Reduce it, print what came of it; the exit status. The first Ctrl-C ends the search alone.
+    Raises Interrupted, and what the script's code raises."""
     from minidbg import library
     from minidbg.core import environment, settings
     from minidbg.reduction.result import Limits, on_stream

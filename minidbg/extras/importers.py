@@ -87,10 +87,8 @@ class UnreadableProgram(errors.UnreadableRepro):
 
 
 def read_exported(path: Path) -> ExportedProgram:
-    """The program in the file at ``path``, read as tensors and JSON; pickled objects are refused.
-
-    Raises UnreadableProgram.
-    """
+    """The program at ``path``, read as tensors and JSON; pickled objects are refused. Raises
+    UnreadableProgram."""
     if not zipfile.is_zipfile(path):
         raise UnreadableProgram(f"{path}: not an archive of torch.export")
     try:
@@ -103,10 +101,8 @@ def read_exported(path: Path) -> ExportedProgram:
 
 
 def cases_of_exported(program: ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:
-    """The program's graph in the modes in which it may fail, the usual first: inference, training.
-
-    Raises UnreadableProgram, and what dynamo raises on a program that it cannot capture.
-    """
+    """The graph in inference, then in training. Raises UnreadableProgram, and what dynamo raises on
+    a program that it cannot capture."""
     if program.example_inputs is None:
         why = "the program of torch.export has no example inputs"
         raise UnreadableProgram(f"{why}; set its example_inputs = (args, kwargs), and save it again")
@@ -154,10 +150,8 @@ def is_torch_repro(path: Path) -> bool:
 def cases_of_torch_repro(
     path: Path, backend: str | CompilerFn | None, *, seconds: float = SECONDS
 ) -> Iterator[Case]:
-    """Forms in which the file's failure may show, most readable first. Runs the file in a child.
-
-    ``backend`` replaces its own. Raises UnreadableTorchRepro, UnknownBackend, BackendUnreachable.
-    """
+    """Forms in which the file's failure may show, the most readable first; ``backend`` replaces its
+    own. Raises UnreadableTorchRepro, UnknownBackend, BackendUnreachable."""
     wanted = asdict(backend_named(backend).ref) if backend is not None else None
     with tempfile.TemporaryDirectory(prefix="minidbg-") as folder:
         request = workers.Request(

@@ -88,7 +88,7 @@ def taken(record: object, *names: str) -> dict[str, Any]:
 
 
 def repro_details(path: Path) -> ReproDetails:
-    """Everything known about the repro or capture at ``path``. Raises UnreadableRepro."""
+    """All that is known, with nothing run. Raises UnreadableRepro."""
     text = script_text(path)
     header = header_of(text, path)
     parts = read_parts(text, header)
@@ -116,11 +116,8 @@ def repro_details(path: Path) -> ReproDetails:
 
 
 def reduction_of(path: Path, header: Header, home: Path) -> tuple[Path | None, Mapping[str, Any]]:
-    """The capture that the repro at ``path`` was reduced from, or is; and what its reduction wrote
-    down as its result.
-
-    A repro that was reduced again has a second one, which began with another number of nodes.
-    """
+    """The capture that the repro was reduced from, or is, and what its reduction wrote down. One
+    that was reduced again began with another number of nodes."""
     captures, folder = (home / HIDDEN / "captures").absolute(), home / HIDDEN / "reductions"
     if path.absolute().parent == captures:
         return path, result_in(folder / path.stem / "done.json")

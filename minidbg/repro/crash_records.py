@@ -167,10 +167,7 @@ def modified(path: Path) -> float:
 
 def as_capture(path: Path) -> Path:
     """Move a record to the captures of its repro folder; the new path. One graph gives one file.
-
-    Nothing is run: whether it shows a crash or a hang is for the judge to find out. Raises OSError,
-    and FileNotFoundError when another process was faster.
-    """
+    Raises OSError, and FileNotFoundError when another process was faster."""
     digest = hashlib.sha256(read_regular(path, SCRIPT_LIMIT_BYTES)).hexdigest()[:6]
     target = captures(path.parent.parent.parent) / f"crash_{digest}.py"
     with contextlib.suppress(FileNotFoundError):

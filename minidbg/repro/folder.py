@@ -52,10 +52,8 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
 
 
 def keep_capture(case: Case, folder: Path | str, *, value_limit_bytes: int = VALUE_LIMIT_BYTES) -> Path:
-    """Write an unverified case to ``folder``'s captures; the same failure gives the same file.
-
-    Values beyond the limit are replaced by seeded ones.
-    """
+    """Write an unverified case to ``folder``'s captures; one failure gives one file. Values beyond
+    the limit are replaced by seeded ones."""
     case = case_to_keep(case)
     fits = bytes_to_store(case.inputs, Exactness.SMALL) <= value_limit_bytes
     exactness = Exactness.SMALL if fits else Exactness.SEEDED
@@ -77,11 +75,8 @@ def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], o
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:
-    """A folder inside ``.minidbg`` of the repro folder; made when missing, for its owner alone:
-    captures hold values of inputs.
-
-    Raises OSError.
-    """
+    """A folder inside ``.minidbg``, made when missing, for its owner alone: captures hold values of
+    inputs. Raises OSError."""
     top = Path(folder) / script_header.HIDDEN
     make_folder(top.parent)
     make_folder(top, PRIVATE)

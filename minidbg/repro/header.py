@@ -100,10 +100,8 @@ def toml(value: Any) -> str:
 
 
 def read_header(path: Path | str) -> Header:
-    """The header of the script at ``path``; nothing in it is executed.
-
-    Raises UnreadableRepro for a file that is no repro of ours, is damaged or by a later minidbg.
-    """
+    """The header, with nothing executed. Raises UnreadableRepro for what is no repro of ours, is
+    damaged or by a later minidbg."""
     path = Path(path)
     return header_of(script_text(path), path)
 

@@ -183,11 +183,8 @@ def _embedded(case: Case) -> str:
 
 
 def path_lines(backend: BackendRef, folder: str | None) -> Iterator[str]:
-    """Statements that put the folders of the backend's modules at the end of ``sys.path``.
-
-    What lies in the tree around the repro ``folder`` is what to look for in the folders above the
-    script, which may be moved, or read on another machine: drafts and captures lie deeper.
-    """
+    """Statements that put the folders of the backend's modules at the end of ``sys.path``. What
+    lies in the tree around ``folder`` is looked for above the script, which may be moved."""
     for path in backend.paths:
         try:
             names = {name.partition(".")[0]: name for name in sorted(os.listdir(path), reverse=True)}

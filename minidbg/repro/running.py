@@ -81,11 +81,8 @@ def run_alone(
 
 
 def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.StandbyPlan:
-    """What an interpreter imports while a search runs, whose script for ``backend`` (its name) will
-    then be run by itself, and its variables.
-
-    ``without``: variables of this process that it does not get, as the script may not need them.
-    """
+    """What an interpreter imports while a search runs, which then runs a script for ``backend``
+    (its name), and its variables: not those ``without``, which the script may not need."""
     inductor = torch_internals.INDUCTORS_TABLES if backend == "inductor" else ()
     modules = ("torch", "torch._dynamo", *inductor)
     given = {

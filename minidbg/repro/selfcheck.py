@@ -61,11 +61,8 @@ def has_custom_layout(values: Sequence[Any]) -> bool:
 
 
 class ScriptJudge:
-    """What the templates ask of the case: ``script.py.j2`` and ``judge.py.j2`` of a script that
-    judges it; ``shows.py.j2`` of one that only shows it, where ``judges`` is false.
-
-    ``here`` is the variable that holds the device. Raises NoShortForm.
-    """
+    """What the templates ask of the case. ``judges``: whether the script judges it, or only shows
+    it. ``here`` is the variable that holds the device. Raises NoShortForm."""
 
     def __init__(self, case: Case, header: Header, model: str, *, judges: bool) -> None:
         self.header, self.spec, self.kind = header, header.spec, header.spec.expected.kind
@@ -339,11 +336,7 @@ def is_dotted_name(text: str) -> bool:
 
 def text_pattern(message: str) -> str:
     """A regular expression for the first telling line of ``message``, wild where runs, machines,
-    graphs and locales differ.
-
-    g++ quotes names by other characters in each locale, so quotes are wild, and so is all else that
-    is neither ASCII nor a letter.
-    """
+    graphs and locales differ: quotes too, which g++ writes by other characters in each."""
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     telling = signatures.meaningful_lines(message)
     line = lines[0] if not telling or len(telling) > 2 or telling[0] in lines else telling[0]

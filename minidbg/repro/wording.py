@@ -37,10 +37,8 @@ def title(case: Case) -> str:
 
 
 def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
-    """The short names of the ops that the graph calls, each once, in order: ``cumsum``, ``add``.
-
-    ``getitem`` mostly picks one of several results, and is named where it is all there is.
-    """
+    """Short names of the ops that the graph calls, each once, in order; ``getitem``, which mostly
+    picks one of several results, where it is all there is."""
     names = dict.fromkeys(filter(None, map(_short, targets_of_calls(gm))))
     return tuple(name for name in names if name != "getitem") or tuple(names)
 
@@ -100,9 +98,7 @@ def docstring(case: Case, *, values: str, remark: str = "", usage: str = "") -> 
 
 def message_lines(case: Case, *, unchanged: bool = False) -> list[str]:
     """The message's first lines, and how much was cut; of a compiler's long output the errors.
-
-    ``unchanged``: addresses and long lines are whole, so the same is told of these lines again.
-    """
+    ``unchanged``: whole, so that the same is told of these lines again."""
     message = case_message(case)
     for pattern, replacement in () if unchanged else OF_ONE_PROCESS:
         message = re.sub(pattern, replacement, message)

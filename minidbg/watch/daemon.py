@@ -151,10 +151,8 @@ class Daemon:
             self.tell_flip(flip)  # we were killed before
 
     def guarded(self, job: Callable[[Given], None], given: Given) -> None:
-        """Do ``job``. A fault of ours is logged, said once, and a rest follows; the daemon lives.
-
-        Where the history cannot be written nothing can be judged: all is run again after the rest.
-        """
+        """Do ``job``. A fault of ours is told once, and after a rest the daemon goes on; where the
+        history cannot be written, all is run again then."""
         try:
             job(given)
         except Exception as fault:  # noqa: BLE001 - a fence: one broken job must not end the daemon
@@ -193,7 +191,7 @@ class Daemon:
                 self.status = 125 if self.settings.once else 0  # not all was seen
 
     def step(self, now: float) -> None:
-        """Do what is due: rescan, supersede or continue a sweep, end it, begin a build or sweep."""
+        """Do what is due."""
         if now >= self.watched.next_rescan:
             self.watched.rescan()
         if not self.devices.environments:
@@ -241,7 +239,6 @@ class Daemon:
         self.fill(self.sweep)
 
     def post_from_thread(self, job: Callable[[], Message]) -> None:
-        """What ``job`` returns, in a thread, is a message."""
         threading.Thread(target=lambda: self.inbox.put(job()), daemon=True).start()
 
     def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Decision]]:
@@ -280,17 +277,13 @@ class Daemon:
                 raise
 
     def supersede(self, sweep: Sweep) -> None:
-        """The code is not what the sweep began with: no more of it is started, and its runs end."""
         sweep.supersede()
         for end in self.runner.under_way:
             end.cancel()
 
     def run_ended(self, end: Future[Ended]) -> None:
-        """A run has ended. It counts only if its script and what it loaded are as the sweep began.
-
-        Else nothing is known of it. An edited script runs again by itself; other changes supersede
-        the sweep, all of which runs again.
-        """
+        """It counts only if its script and what it loaded are as the sweep began. Else an edited
+        script runs again by itself, and other changes supersede the sweep."""
         run, sweep = self.runner.under_way.pop(end, None), self.sweep
         if run is None or sweep is None or end.cancelled():
             return

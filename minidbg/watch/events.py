@@ -255,7 +255,6 @@ class Flipped(Event):
 
 
 def flip_event(history: History, flip: Flip, home: Path) -> Flipped:
-    """A flip with the two sweeps and revisions it lies between, and which files had changed."""
     after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
     return Flipped(
         flip.repro, flip.device, flip.kind, flip.before, flip.after, flip.sweep, flip.last_before,

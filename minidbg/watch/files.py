@@ -46,7 +46,6 @@ def scan(roots: Iterable[str], ignore: Sequence[str] = ()) -> Snapshot:
 
 
 def changes(before: Snapshot, now: Snapshot) -> list[str]:
-    """The files that came, went, or hold something else."""
     return sorted({path for path, _ in before.items() ^ now.items()})
 
 

@@ -265,11 +265,8 @@ def hidden_folder(folder: Path) -> Path:
 
 
 def living_holder(folder: Path) -> Mapping[str, Any]:
-    """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z,
-    SIGSTOP); empty when there is none.
-
-    A later process has its number by chance. Of another machine's processes nobody knows anything.
-    """
+    """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z);
+    empty without one. A later process may have its number; those of other machines are unseen."""
     try:
         about = json.loads(read_regular(folder / HIDDEN / HOLDER, NOTE_LIMIT_BYTES))
         pid, host, started = int(about["pid"]), str(about["host"]), float(about["started"])

@@ -93,11 +93,8 @@ def judge_arguments(repro: Repro, device: str, *, options: str = "") -> tuple[st
 
 
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Warmup | None:
-    """Whether a run is a fork, of what the pool has: by default for the CPU on Linux, since
-    elsewhere system libraries do not survive it.
-
-    Interpreters of their own confirm: they differ in what a fork inherits, like the order of sets.
-    """
+    """Whether a run is a fork: by default for the CPU on Linux, since elsewhere system libraries do
+    not survive it. ``fresh``: an interpreter of its own, which inherits nothing."""
     survives = sys.platform == "linux" and is_cpu(device)
     forks = workers is Workers.FORK or (workers is Workers.AUTO and survives)
     return Warmup() if forks and not fresh else None

@@ -67,11 +67,8 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[st
 
 
 def module_roots(name: str, paths: Sequence[str]) -> list[str]:
-    """The trees of a module's top-level one: a package's folders, or a file; links are followed.
-
-    Editable installs are found by their import hooks or ``.pth`` files, as Python itself finds
-    them. ``paths`` are looked in when that finds nothing.
-    """
+    """The trees of a module's top-level one: a package's folders, or a file, as Python itself finds
+    them (editable installs, ``.pth`` files); else below ``paths``. Links are followed."""
     name = name.partition(".")[0]  # to look for a part of a package would import it
     spec = find_spec(name) or PathFinder.find_spec(name, [str(path) for path in paths])
     if spec is None:
@@ -96,12 +93,9 @@ CODE = re.compile(r"\.(py|so|pyd|dylib)$|\.so\.")
 
 
 def worth_watching(files: Iterable[str], roots: Sequence[str], left_out: tuple[str, ...]) -> Iterator[str]:
-    """Files a run loaded or read whose change could change a verdict, whatever git says of them.
-
-    Code anywhere: extensions built in place, modules that no header names, other installed
-    packages; data inside ``roots``. Not the standard library, and not what compilers write into
-    caches (``left_out``).
-    """
+    """Files a run loaded or read whose change could change a verdict, whatever git says of them:
+    code that is not below ``left_out`` (built in place, modules that no header names, other
+    packages), and data inside ``roots``."""
     inside = tuple(root.rstrip(os.sep) + os.sep for root in roots)
     for path in files:
         if CODE.search(path):
@@ -120,10 +114,8 @@ def site_packages() -> tuple[str, ...]:
 
 @lru_cache
 def left_out_folders(home: Path) -> tuple[str, ...]:
-    """The standard library, system libraries, compilers' caches, and ours in repro folder ``home``.
-
-    The folder for temporary files is none of them: people build there too.
-    """
+    """The standard library, system libraries and caches. Not the folder for temporary files: people
+    build there too."""
     caches = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
     own = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     caches += [str(Path.home() / ".cache"), own, str(home / HIDDEN)]

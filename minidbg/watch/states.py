@@ -93,10 +93,8 @@ def decide(
     job: Job, before: State | None, runs: Sequence[Observation], *, expect: Verdict
 ) -> Decision | None:
     """What ``runs`` of a job mean after ``before``: the first is the job's own, others confirm it.
-
-    None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is
-    the header's expectation: a history that begins with anything else is asked twice.
-    """
+    None: it must run once more in a fresh interpreter. A history that begins with anything but
+    ``expect`` is asked twice."""
     first, judged = runs[0], [run for run in runs if run.verdict in CONCLUSIVE]
     update: StateUpdate | None
     if first.verdict not in CONCLUSIVE:

@@ -25,10 +25,8 @@ SETTINGS = {"MINIDBG_ON_FAILURE": "raise", "MINIDBG_REDUCE": "now"}
 
 
 def run_demo(console: Console) -> Report:
-    """Play the demo in the current folder; what became of its failure.
-
-    Raises MinidbgError when it did not end with a repro that fails.
-    """
+    """Play the demo in the current folder. Raises MinidbgError where it ends without a repro that
+    fails."""
     console.rule("the backend under test")
     source = DEMO_PROGRAM.read_text()
     print_python(console, source[source.index("def tiny_fuser") : source.index("class Block")])
@@ -82,7 +80,6 @@ def what_next(console: Console, repro: Path) -> None:
 
 
 def failure_of_program() -> Exception:
-    """Run the program as ``__main__`` and return what its backend made torch.compile raise."""
     os.environ.update(SETTINGS)
     try:
         runpy.run_path(str(DEMO_PROGRAM), run_name="__main__")

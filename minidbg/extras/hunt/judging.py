@@ -108,10 +108,8 @@ def operators() -> Mapping[str, Any]:
 
 
 def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> list[SampleCell]:
-    """The cells of the table, in the order to try them: all operators in one dtype first.
-
-    ``ops`` are names or patterns, all where there are none; likewise ``dtypes``. Raises BadSetting.
-    """
+    """The cells of the table, in the order to try them. ``ops`` and ``dtypes`` are names or
+    patterns; none mean all. Raises BadSetting."""
     every = operators()
     names = matching(ops, every, "operator") if ops else sorted(every)
     supported = {
@@ -143,11 +141,8 @@ def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[s
 
 
 def case_of_sample(sample: Sample, backend: ChosenBackend) -> Case | None:
-    """The graph that dynamo makes of the sample, as a case of which no failure is known; None past
-    the cell's last sample.
-
-    Samples of even number that can train do. Raises what the op's function, eager or dynamo does.
-    """
+    """The graph that dynamo makes of the sample; None past the cell's last one. Samples of even
+    number that can train do. Raises what the op's function, eager or dynamo does."""
     op, dtype = operators()[sample.op], getattr(torch, sample.dtype)
     if sample.op.startswith(UNINITIALISED):
         raise MinidbgError("its result is memory that nobody has written to")
