@@ -19,6 +19,7 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
 from minidbg.core.text import last_line, plural
 from minidbg.judge.death import outcome_of_run
+from minidbg.watch.events import BuildFailed
 from minidbg.watch.files import run_git
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import Build, as_its_header_says, judge_arguments
@@ -94,7 +95,7 @@ def bisect_revisions(
                 built = Build(build, tree / inside).wait(seconds) if build else None
             except (OSError, subprocess.TimeoutExpired) as error:
                 return None, f"the build fails: {error}"
-            if built and built.status:
+            if isinstance(built, BuildFailed):
                 return None, f"the build fails: {built.error or f'exit status {built.status}'}"
             if misplaced := imported_from_elsewhere(tree, repro, env):
                 return None, misplaced

@@ -31,7 +31,7 @@ from minidbg.watch import events, views
 from minidbg.watch.events import Notice
 from minidbg.watch.files import are_stale, changes, digest_of_all
 from minidbg.watch.repros import Lock, Repro, contents_of, hidden_folder, home_of, read_repros
-from minidbg.watch.runner import Build, Built, Runner, fork_for, outcome_of_job
+from minidbg.watch.runner import Build, Runner, fork_for, outcome_of_job
 from minidbg.watch.settings import DEVICES_CALL, Devices, FailOn, WatchSettings, chosen_devices
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, INCONCLUSIVE, Decision, Job, Purpose, Transition, usual_seconds
@@ -56,7 +56,8 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = FilesChanged | DevicesChanged | Revised | Built | Future[Ended] | views.Wish
+BuildEnd: TypeAlias = events.BuildFinished | events.BuildFailed
+Message: TypeAlias = FilesChanged | DevicesChanged | Revised | BuildEnd | Future[Ended] | views.Wish
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
 """Of this machine's pool and the inbox's ``put``: a pool with devices of other machines too."""
@@ -180,7 +181,7 @@ class Daemon:
                 self.run_ended(message)
             case Notice():
                 self.announce(message)
-            case Built():
+            case events.BuildFinished() | events.BuildFailed():
                 self.build_ended(message)
             case Revised(sweep, found):
                 self.history.set_revisions(sweep, found)
@@ -411,19 +412,18 @@ class Daemon:
         self.announce(events.BuildStarted(command))
         self.post_from_thread(self.build.wait)
 
-    def build_ended(self, message: Built) -> None:
+    def build_ended(self, message: BuildEnd) -> None:
         """A file edited under the build may have been missed: then another one is needed, once."""
         self.build, watched = None, self.watched
         watched.rescan()
         edited = {*changes(watched.built or {}, watched.snapshot)} - watched.loaded
-        watched.build_failed, seconds = message.status != 0, round(message.seconds, 3)
+        watched.build_failed = isinstance(message, events.BuildFailed)
         self.builds_again = bool(edited) and not (self.builds_again or watched.build_failed)
         if not self.builds_again:
             watched.built = watched.snapshot
+        self.announce(message)
         if not watched.build_failed:
-            self.announce(events.BuildFinished(seconds))
             return
-        self.announce(events.BuildFailed(message.status, seconds, message.output, message.error))
         number = self.history.start_sweep(time.time(), code=digest_of_all(watched.snapshot), files=[])
         self.history.end_sweep(number, time.time(), "build_failed")
         self.status = 125 if self.settings.once else None

@@ -334,6 +334,8 @@ class BuildStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed(Event):
+    """``output``: its last lines; ``error``: the first line that tells of an error."""
+
     name = "build_failed"
     status: int
     seconds: float

@@ -20,6 +20,7 @@ from minidbg.core.run_spec import RunSpec
 from minidbg.history import State
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
+from minidbg.watch.events import BuildFailed, BuildFinished
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers, is_cpu, machine_of
 from minidbg.watch.states import Purpose
@@ -123,17 +124,6 @@ OUTPUT_LINES, MOST_OUTPUT_BYTES = 30, 1 << 20
 ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|Error\b", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A build has ended. ``output``: its last lines; ``error``: of one that failed the first line
-    that tells of an error."""
-
-    status: int
-    seconds: float
-    output: str
-    error: str = ""
-
-
 class Build:
     def __init__(self, command: str, folder: Path) -> None:
         """Raises OSError where ``folder`` is none."""
@@ -148,8 +138,8 @@ class Build:
             self.output.close()
             raise
 
-    def wait(self, seconds: float | None = None) -> Built:
-        """Wait for its end; cancel it if it takes longer, or on Ctrl-C. Raises TimeoutExpired."""
+    def wait(self, seconds: float | None = None) -> BuildFinished | BuildFailed:
+        """How it ended; cancelled if it takes longer, or on Ctrl-C. Raises TimeoutExpired."""
         try:
             status = self.process.wait(seconds)
         except BaseException:
@@ -158,10 +148,12 @@ class Build:
             raise
         with self.output as file:
             lines = end_of(file, MOST_OUTPUT_BYTES).splitlines()
+        took = round(time.monotonic() - self.began, 3)
+        if not status:
+            return BuildFinished(took)
         told = [line.strip() for line in lines if line.strip()]
         failures = [line for line in told if ERROR.search(line)] or told[-1:] or [""]
-        error = failures[0] if status else ""
-        return Built(status, time.monotonic() - self.began, "\n".join(lines[-OUTPUT_LINES:]), error)
+        return BuildFailed(status, took, "\n".join(lines[-OUTPUT_LINES:]), failures[0])
 
     def cancel(self) -> None:
         kill_group(self.process.pid)

@@ -13,6 +13,7 @@ import click
 import pytest
 
 from minidbg.core.errors import BadSetting
+from minidbg.watch.events import BuildFailed, BuildFinished
 from minidbg.watch.runner import Build
 from minidbg.watch.settings import Devices, accelerators, chosen_devices, load_watch_settings, parse_devices
 from minidbg.watch.sources import left_out_folders, module_roots, worth_watching
@@ -101,14 +102,15 @@ def test_the_project_file_sets_and_arguments_win(tmp_path: Path, monkeypatch: py
     [
         ("seq 100; echo trouble >&2; exit 3", 3, "trouble"),
         ("echo 'gcc -c x.c'; echo 'x.c:3: error: no such'; seq 500; exit 1", 1, "x.c:3: error: no such"),
-        ("seq 500; echo 'no error'", 0, ""),
     ],
 )
-def test_a_build_tells_its_status_its_last_lines_and_its_first_error(
+def test_a_build_that_fails_tells_its_status_its_last_lines_and_its_first_error(
     tmp_path: Path, command: str, status: int, error: str
 ) -> None:
     built = Build(command, tmp_path).wait(30)
+    assert isinstance(built, BuildFailed)
     assert (built.status, built.error, len(built.output.splitlines())) == (status, error, 30)
+    assert isinstance(Build("seq 500; echo 'no error'", tmp_path).wait(30), BuildFinished)
 
 
 def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
