@@ -287,7 +287,7 @@ class History(AbstractContextManager["History", None]):
         return self.read(Flip, query, repro, announced, limit)
 
     def prune(self, *, keep_sweeps: int = 1000) -> None:
-        """Drop the results of all but the last sweeps; flips, states and sweeps are small, and stay."""
+        """Drop the results of all but the last sweeps; flips, states and sweeps stay."""
         newest = "(select id from sweeps order by id desc limit ?)"
         self.write(f"delete from results where sweep not in {newest}", keep_sweeps)
 

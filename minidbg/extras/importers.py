@@ -104,8 +104,8 @@ def cases_of_exported(program: ExportedProgram, backend: ChosenBackend) -> Itera
     """The graph in inference, then in training. Raises UnreadableProgram, and what dynamo raises on
     a program that it cannot capture."""
     if program.example_inputs is None:
-        why = "the program of torch.export has no example inputs"
-        raise UnreadableProgram(f"{why}; set its example_inputs = (args, kwargs), and save it again")
+        advice = "set its example_inputs = (args, kwargs), and save it again"
+        raise UnreadableProgram(f"the program of torch.export has no example inputs; {advice}")
     args, kwargs = program.example_inputs
     placeholders = program.graph.find_nodes(op="placeholder")
     symbolic = any(torch_internals.symbols_in(node.meta.get("val")) for node in placeholders)

@@ -1,8 +1,8 @@
 """The live view: which row is selected, what each key does, how all of it is drawn in the lines and
 columns there are, and a terminal.
 
-To add a key, write its row of ``HELP`` and its case in ``Screen.press``. What the daemon is to do is
-a message: return one there is, or add one to ``Wish`` in ``views.py``, and its case in
+To add a key, write its row of ``HELP`` and its case in ``Screen.press``. What the daemon is to do
+is a message: return one there is, or add one to ``Wish`` in ``views.py``, and its case in
 ``Daemon.dispatch``.
 """
 
