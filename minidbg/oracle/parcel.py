@@ -52,10 +52,9 @@ def warmup_for(case: Case) -> workers.Warmup:
     or hang it, as it does them."""
     if case.spec.traits.dies:
         return workers.Warmup(warm="imports")
-    stops_early = last_stage_needed(case) is torch_internals.InductorStop.LOWERING
-    inductor = "lowering" if stops_early else "inductor"
-    warm = inductor if case.backend.name == "inductor" else "imports"
-    return workers.Warmup(case.backend.modules, warm)
+    stop = last_stage_needed(case)
+    warm = "inductor" if case.backend.name == "inductor" else "imports"
+    return workers.Warmup(case.backend.modules, stop.name.lower() if stop else warm)
 
 
 @contextlib.contextmanager

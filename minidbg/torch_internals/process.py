@@ -34,9 +34,9 @@ IMPORTED_LATE_BY_INDUCTOR = (
 
 INDUCTORS_TABLES = (
     "torch._inductor.compile_fx", "torch._dynamo.backends.registry:_lazy_import",
-    "torch._inductor.codegen.common:init_backend_registration",
+    "torch._inductor.codegen.common:init_backend_registration", "torch.utils.cpp_extension",
     "torch._inductor.fx_passes.joint_graph:lazy_init",
-    "torch._inductor.fx_passes.post_grad:lazy_init", "torch.utils.cpp_extension",
+    "torch._inductor.fx_passes.post_grad:lazy_init", "sympy.physics.units",
 )  # fmt: skip
 """Modules, and functions that import others and fill inductor's tables when it first compiles."""
 
@@ -101,12 +101,11 @@ def autograd_has_threads() -> bool:
 
 
 def warm_up_compiling(depth: str) -> None:
-    """Compile a little here, by aot_eager (``aot``) or inductor, to its end or to ``lowering``:
-    forks of this process have each import and lazy table that they need so far.
+    """Compile a little here, by aot_eager (``aot``) or inductor, to its end, to ``lowering`` or to
+    ``codegen``: forks of this process have each import and lazy table that they need so far.
 
     One thread only: a child hangs where its parent had more. No autograd where children could not
-    use it after that. No graph cache: a graph found there warms nothing up. Whatever a broken
-    backend raises is left for the children to meet.
+    use it after that. No graph cache: a graph found there warms nothing up.
 
     Imports alone with an accelerator: dynamo reads its generator's state; no child can use it then.
     """
@@ -123,9 +122,11 @@ def warm_up_compiling(depth: str) -> None:
             contextlib.suppress(Exception),  # a broken backend: the children will meet it
             importlib.import_module("torch._inductor.config").patch(fx_graph_cache=False),
             importlib.import_module("torch._functorch.config").patch(enable_autograd_cache=False),
-            inductor_stopped_after(InductorStop.LOWERING if depth == "lowering" else None),
+            inductor_stopped_after(InductorStop.__members__.get(depth.upper())),
             torch.set_grad_enabled(gradients),
         ):
+            if depth in ("codegen", "inductor"):  # sympy's simplify will
+                importlib.import_module("sympy.physics.units")
             compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
             result: Any = compiled(torch.ones(4, requires_grad=gradients))
             if gradients:

@@ -85,8 +85,8 @@ class Warmup:
     imports: tuple[str, ...] = ()
     """Modules that are imported where that starts no thread, which is tried: those of a backend."""
     warm: str = ""
-    """``aot``, ``inductor``, ``lowering``: one small graph is compiled, the last one by inductor as
-    far as that. ``imports``: what a compile imports, which is enough for a few questions."""
+    """``aot``, ``inductor``, ``lowering``, ``codegen``: one small graph is compiled, by inductor as
+    far as the last two say. ``imports``: what a compile imports, enough for a few questions."""
     modules: tuple[str, ...] = ()
     """Those that surely start none: torch's, and ours. What is not installed is left out."""
 
