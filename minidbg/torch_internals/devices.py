@@ -33,7 +33,7 @@ FREE_IS_ALL = ("hpu",)
 EXCLUSIVE = {"spyre", "tpu", *os.environ.get(environment.EXCLUSIVE_KINDS, "").split()}
 """Kinds whose device one process at a time may open. Others have an entry point of that name in
 ``EXCLUSIVE_GROUP``; and a kind is added once a child has heard that its device is in use."""
-EXCLUSIVE_GROUP = "minidbg.exclusive_devices"
+EXCLUSIVE_GROUP = "minidbg_exclusive_devices"
 KEPT_ON_CPU: ContextVar[str] = ContextVar("minidbg_kept_on_cpu", default="")
 """The device whose tensors are on the CPU here, so that children may open it, one after another."""
 

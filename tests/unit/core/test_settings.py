@@ -145,7 +145,7 @@ WRONG_KINDS = [
     ("[tool.minidbg.watch]\nignore = 3", "ignore=3"),
     ("[tool.minidbg.watch]\nbiuld = 'ninja'", "did you mean 'build'"),
     ("[tool.minidbg.watch]\nworkers = 'frok'", "one of 'auto', 'fork', 'spawn'; did you mean 'fork'"),
-    ("[tool.minidbg.watch]\njobs = 0", "must be 1 or more"),
+    ("[tool.minidbg.watch]\njobs = 0", "expected `int` >= 1"),
     ("[tool.minidbg.watch]\njobs = inf", "jobs=inf"),
     ("[tool.minidbg.watch]\njobs = [1]", "jobs=[1]"),
     ("[tool.minidbg.watch]\npoll_s = 'soon'", "poll_s='soon'"),

@@ -122,7 +122,7 @@ def test_what_one_process_may_open_is_in_the_table_or_declared_by_an_entry_point
     info = tmp_path / "tenstream-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tenstream\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[minidbg.exclusive_devices]\ntenstream = tenstream\n")
+    (info / "entry_points.txt").write_text("[minidbg_exclusive_devices]\ntenstream = tenstream\n")
     assert not devices.is_exclusive("tenstream:0")
     monkeypatch.syspath_prepend(tmp_path)
     kinds = ("spyre", "spyre:1", "tenstream:0", "cpu", "cuda:0", "meta")
