@@ -57,8 +57,8 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 def clone_values(values: Sequence[Any], change: Callable[[Tensor], Tensor] | None = None) -> list[Any]:
     """A clone of each value, the same for the same; tensors that shared a storage share a new one.
 
-    What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is
-    kept: what was no leaf gets a short history of its own. ``change`` gives the elements of the
+    What is no tensor is passed on as it is, tuples, lists and dicts are opened. No autograd history
+    is kept: what was no leaf gets a short history of its own. ``change`` gives the elements of the
     clones another dtype: of whole memories, and of tensors without plain memory.
     """
     return list(map(_Cloner(values, change).clone, values))
@@ -84,6 +84,8 @@ class _Cloner:
     def clone(self, value: Any) -> Any:
         if type(value) in (tuple, list):
             return type(value)(map(self.clone, value))
+        if type(value) is dict:
+            return {key: self.clone(part) for key, part in value.items()}
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._seen:

@@ -76,16 +76,6 @@ def to_cpu(value: Any) -> Any:
     return changed_copy(value, torch.Tensor.cpu, OnCpu)
 
 
-def left_on_cpu(left: dict[str, Any]) -> dict[str, Any]:
-    """What a run left, on the CPU: with the same strides, and aliasing among all of it."""
-    outputs, *tables = left.values()
-    values = [outputs, *(list((table or {}).values()) for table in tables)]
-    outputs, *moved = clone_values(values, torch.Tensor.cpu)
-    pairs = zip(tables, moved, strict=True)
-    named = (table and dict(zip(table, part, strict=True)) for table, part in pairs)
-    return dict(zip(left, [outputs, *named], strict=True))
-
-
 class OnCpu(TorchFunctionMode):
     """While active, the CPU is what is named wherever an accelerator is."""
 

@@ -19,10 +19,11 @@ from minidbg.core.foreign import first_line_of, is_of_a_signal_handler
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.records import record_of
 from minidbg.core.run_spec import CallPath, Context, RunSpec
+from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import tensors_in
 from minidbg.judge.compare import Comparison
 from minidbg.judge.leaves import CannotCompare
-from minidbg.judge.precision import left_on_cpu, to_cpu
+from minidbg.judge.precision import to_cpu
 from minidbg.judge.signature import (
     error_text,
     exception_chain,
@@ -129,7 +130,7 @@ def judge(
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
                 note("compare")
-                actual = left_on_cpu(actual) if spec.golden else actual
+                actual = clone_values([actual], torch.Tensor.cpu)[0] if spec.golden else actual
                 comparison = Comparison(actual, expected, runnable.eager, spec)
                 seen(comparison)
                 result = compared(comparison, notes) or result

@@ -30,7 +30,6 @@ from minidbg.fx.randomness import Derandomized, draws_alone
 from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison
 from minidbg.judge.differences import are_close
-from minidbg.judge.precision import left_on_cpu
 from minidbg.judge.run import Change, change_of_eager, collect_run, needs_gradient, unchanged
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
@@ -117,7 +116,7 @@ def comparison_with(
     inside: CallSnapshot, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]
 ) -> Comparison:
     both = bool(actual["gradients"] and expected["gradients"])
-    actual = left_on_cpu(actual) if inside.golden else actual
+    actual = clone_values([actual], torch.Tensor.cpu)[0] if inside.golden else actual
     if not both:
         actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
     return Comparison(actual, expected, partial(inside.eager, backward=both), spec)
@@ -236,8 +235,7 @@ def refusal(
         return "a device graph is being recorded"
     if name := talks_to_others(graph, args):
         return f"it talks to other ranks ({name}), and they would not take part twice"
-    graphs = [module.graph for module in graph.modules() if isinstance(module, fx.GraphModule)]
-    for node in (node for one in graphs for node in one.nodes):
+    for node in torch_internals.all_nodes(graph):
         if node.op.startswith("call") and torch_internals.has_effects(node.target):
             return f"{node.name} has effects outside the graph, so it must not run twice"
     if any(map(torch_internals.is_freed, tensors_among(args))):
@@ -325,8 +323,5 @@ def bytes_of_example(example: Any) -> int:
         return sum(map(bytes_of_example, example))
     if not isinstance(example, Tensor) or example.layout is not torch.strided:
         return 0
-    size = example.element_size()
-    for length in example.shape:
-        hint = torch_internals.hint(length)
-        size *= 1 if hint is None else int(hint)
-    return size
+    number = torch_internals.hint(example.numel())
+    return example.element_size() * (1 if number is None else int(number))
