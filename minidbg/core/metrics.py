@@ -56,8 +56,6 @@ def worst_of(metrics: Iterable[Metrics]) -> Metrics:
 
 
 class BadJudge(MinidbgError):
-    """An expression that is no judge."""
-
     how = "compare metrics with numbers, joined by and, or: 'pcc>=0.99', 'top1'"
     advice = f"{how}; metrics: {', '.join(METRICS)}"
 

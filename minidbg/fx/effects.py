@@ -113,12 +113,10 @@ def leaves_state(node: fx.Node) -> bool:
 
 def walk(start: Any, path: str) -> Any:
     """``start.path``, or None when a part is missing."""
-    for part in path.split("."):
-        try:
-            start = getattr(start, part)
-        except (AttributeError, RuntimeError):
-            return None
-    return start
+    try:
+        return operator.attrgetter(path)(start)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def lookup(module: nn.Module, target: str) -> Any:

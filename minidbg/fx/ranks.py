@@ -71,7 +71,6 @@ def collective_name(operator: Any) -> str | None:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Whether ``node`` is one in which other ranks take part."""
     if torch_internals.operator_path(node.target) is not None:
         return collective_name(node.target) is not None
     return str(getattr(node.target, "__module__", "")).startswith("torch.distributed")
@@ -84,7 +83,6 @@ def is_shared_value(value: Any) -> bool:
 
 
 def needs_group(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether the graph cannot run without a process group."""
     return any(map(is_shared_value, inputs)) or any(map(is_collective, _calls(graph_module)))
 
 

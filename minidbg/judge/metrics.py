@@ -70,7 +70,6 @@ def _dense(value: Any) -> torch.Tensor:
 
 
 def _as_float64(value: torch.Tensor) -> torch.Tensor:
-    """In float64 on the CPU."""
     if value.is_complex():
         return torch.view_as_real(value.resolve_conj().to("cpu", torch.complex128))
     return value.to("cpu", torch.float64)

@@ -56,6 +56,8 @@ class WrappedBackend:
         try:
             return (Link(first, self.options, self.mode), *map(Link, others))
         except RuntimeError as error:
+            if first != "inductor":
+                raise
             what = str(error).partition(", known options are")[0]
             raise BadSetting(f"inductor's options or mode: {what}") from error
 
