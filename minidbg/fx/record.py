@@ -45,13 +45,7 @@ NOT_RECORDED = object()
 
 
 class EagerFailure(Exception):
-    """The graph, or the part of it that was needed, fails in eager; ``node`` is where."""
-
-    def __init__(self, node: fx.Node, error: Exception) -> None:
-        self.node = node
-        self.error = error
-        why = f"{type(error).__name__}: {message_of(error)}"
-        super().__init__(f"{node.format_node()} failed in eager: {why}")
+    """The graph, or the part of it that was needed, fails in eager."""
 
 
 class StorageSerials:
@@ -293,7 +287,8 @@ class Recording:
             called = copy.deepcopy(self.graph_module.get_submodule(str(node.target)))
             return called(*args, **kwargs)
         except Exception as error:  # the graph is foreign code: its failure is an answer
-            raise EagerFailure(node, error) from error
+            why = f"{type(error).__name__}: {message_of(error)}"
+            raise EagerFailure(f"{node.format_node()} failed in eager: {why}") from error
 
     def _protect(self, node: fx.Node, env: Env, held: Held) -> None:
         """Before ``node`` writes: held values in its arguments' storages get one of their own."""

@@ -273,8 +273,7 @@ class Verification:
 
     def mismatch(self, found: Difference, notes: tuple[str, ...] = ()) -> Failure:
         where, inside = found["where"], self.before
-        message = found["message"].replace("; against", "\nagainst")
-        message = message.replace(where, self.in_words(where), 1)
+        message = found["message"].replace(where, self.in_words(where), 1)
         error = AccuracyError(f"{self.link.name} gives wrong results: {message}", found)
         if where.startswith("output "):  # no value tells of gradients, nor who writes to an input
             node = verify_runs.first_differing_node(inside, self.link, self.spec)

@@ -118,7 +118,7 @@ def test_modes_in_the_graph_are_in_force_and_gone_afterwards() -> None:
 
 def test_failing_graph_gives_the_values_before_the_failure() -> None:
     found = recording(lambda x: x.sin().view(7).cos(), torch.ones(3))
-    assert found.failure.node.name == "view"
+    assert str(found.failure).startswith("%view ")
     assert torch.equal(value(found, "sin", "view"), torch.ones(3).sin())
     with pytest.raises(EagerFailure, match="view"):
         value(found, "view", "cos")
