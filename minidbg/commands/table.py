@@ -28,7 +28,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Watching": {
         "watch": "minidbg.commands.watching:watch",
-        "status": "minidbg.commands.watching:status",
         "history": "minidbg.commands.watching:history",
         "accept": "minidbg.commands.watching:accept",
         "bisect": "minidbg.commands.watching:bisect",

@@ -1,4 +1,4 @@
-"""Commands about watching: ``watch``, ``status``, ``list``, ``history``, ``accept``, ``bisect``."""
+"""Commands about watching: ``watch``, ``list``, ``history``, ``accept``, ``bisect``."""
 
 from __future__ import annotations
 
@@ -130,28 +130,20 @@ def watch(
     sys.exit(run_daemon(found, settings, as_json=as_json, others=others, page=page))
 
 
-@click.command("status")
-@FOLDER_ARGUMENT
-@output.JSON_OPTION
-def status(folder: Path | None, as_json: bool) -> None:
-    """Say whether FOLDER is watched; count its repros by verdict."""
-    from minidbg.watch import queries
-
-    found = queries.status_of(existing_folder(folder))
-    show_rows([found], queries.status_text(found), as_json=as_json)
-
-
 @click.command("list")
 @FOLDER_ARGUMENT
 @output.JSON_OPTION
 def list_repros(folder: Path | None, as_json: bool) -> None:
     """List the repros of FOLDER, and what was last seen of each.
 
-    A line for each device. Nothing is run.
+    A line for each device, and on stderr who watches the folder. Nothing is run.
     """
-    from minidbg.watch import queries
+    from minidbg.watch import queries, repros
 
-    rows = queries.status_rows(existing_folder(folder))
+    place = existing_folder(folder)
+    rows = queries.status_rows(place)
+    if watcher := repros.watcher_of(repros.home_of([place])):
+        output.note(f"{display_path(place)} is {watcher}")
     show_rows(rows, queries.list_text(rows), as_json=as_json)
 
 

@@ -22,7 +22,7 @@ verdict, and what is changed where.
     that is drawn: ``terminal.py``.
 
 A setting is added in ``settings.py``, and its option in ``commands/watching.py``. ``queries.py`` is
-``list``, ``status`` and ``history``;
+``list`` and ``history``;
 ``bisecting.py`` is ``bisect``; ``sources.py`` finds the trees of a backend; ``repros.py`` reads a
 script without running it.
 """

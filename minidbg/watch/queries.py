@@ -1,11 +1,10 @@
-"""What people ask of a repro folder beside the daemon or without one: list, status, history.
+"""What people ask of a repro folder beside the daemon or without one: list, history.
 Nothing here writes or runs anything."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from minidbg.core.outcome import is_expected
 from minidbg.core.script_header import HIDDEN
 from minidbg.core.text import moment, plural, printable
 from minidbg.history import HISTORY_FILE, History, Observation, State
-from minidbg.watch.events import Flipped, Json, flip_event, revision_text
-from minidbg.watch.repros import home_of, living_holder, read_repros, repro_name
+from minidbg.watch.events import Flipped, Json, flip_event
+from minidbg.watch.repros import home_of, read_repros, repro_name
 
 
 def history_in(folder: Path) -> contextlib.AbstractContextManager[History | None]:
@@ -62,7 +61,8 @@ def status_rows(folder: Path) -> list[Json]:
 def list_text(rows: Sequence[Json]) -> str:
     table = []
     for row in rows:
-        verdict = standing_of(row) + (" (before an edit)" if row.get("outdated") else "")
+        standing = "damaged" if row["kind"] is None else row["verdict"] or "not seen"
+        verdict = standing + (" (before an edit)" if row.get("outdated") else "")
         since = f"since {moment(row['since'])}" if row["since"] else ""
         since = f"written {moment(row['written'])}" if row.get("written") else since
         unexpected = "" if row.get("expected", True) else f"; header expects {row['expect']}"
@@ -74,47 +74,6 @@ def list_text(rows: Sequence[Json]) -> str:
         for cells in table
     ]
     return printable("\n".join(lines)) or "no repros"
-
-
-def standing_of(row: Json) -> str:
-    if row["kind"] is None:
-        return "damaged"
-    return row["verdict"] or "not seen"
-
-
-# status
-
-
-def status_of(folder: Path) -> Json:
-    home = home_of([folder])
-    holder = living_holder(home)
-    with history_in(home) as found:
-        last = next(iter(found.sweeps(1)), None) if found else None
-    end = "interrupted" if last and last.end == "running" and not holder else last and last.end
-    return {
-        "folder": str(home), "running": bool(holder), "stopped": bool(holder.get("stopped")),
-        **{name: holder.get(name) for name in ("pid", "host", "started")},
-        "verdicts": dict(Counter(map(standing_of, status_rows(home)))),
-        "last_sweep": last and last.id, "last_sweep_started": last and last.started,
-        "last_sweep_end": end, "revision": revision_text(last.revisions) if last else "",
-    }  # fmt: skip
-
-
-def status_text(found: Json) -> str:
-    if found["running"]:
-        pid, since = found["pid"], moment(found["started"])
-        head = f"{found['folder']} is watched by process {pid} on {found['host']} since {since}"
-        if found["stopped"]:
-            head += f", which is stopped: nothing is judged until it goes on ('kill -CONT {pid}')"
-    else:
-        head = f"{found['folder']} is not watched; start with: minidbg watch {found['folder']}"
-    lines = [head]
-    if found["last_sweep"] is not None:
-        at = f" at {found['revision']}" if found["revision"] else ""
-        started = moment(found["last_sweep_started"])
-        lines.append(f"last sweep: {found['last_sweep']}, {started}, {found['last_sweep_end']}{at}")
-    counts = ", ".join(f"{count:,} {name}" for name, count in sorted(found["verdicts"].items()))
-    return printable("\n".join([*lines, f"repros: {counts or 'none'}"]))
 
 
 # history

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import filelock
 import psutil
@@ -238,11 +237,8 @@ class Lock:
         try:
             self.lock.acquire(blocking=False)
         except filelock.Timeout:
-            holder = living_holder(folder)
-            who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
-            since = f" since {moment(holder['started'])}" if holder else ""
-            how = "'minidbg status' shows what it does, kill it to take over"
-            raise MinidbgError(f"{folder} is already watched by {who}{since}; {how}") from None
+            who = watcher_of(folder) or "watched by another process"
+            raise MinidbgError(f"{folder} is already {who}; kill it to take over") from None
         about = {"pid": os.getpid(), "started": time.time(), "host": platform.node()}
         replace_file(self.holder, json.dumps(about).encode())
 
@@ -264,16 +260,19 @@ def hidden_folder(folder: Path) -> Path:
     return hidden
 
 
-def living_holder(folder: Path) -> Mapping[str, Any]:
-    """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z);
-    empty without one. A later process may have its number; those of other machines are unseen."""
+def watcher_of(folder: Path) -> str:
+    """``watched by process 12 on box since ...``; empty where nobody watches it now. A later
+    process may have that number; those of other machines are unseen."""
     try:
         about = json.loads(read_regular(folder / HIDDEN / HOLDER, NOTE_LIMIT_BYTES))
         pid, host, started = int(about["pid"]), str(about["host"]), float(about["started"])
         process = psutil.Process(pid) if host == platform.node() else None
         if process is not None and process.create_time() > started + CLOCK_S:
-            return {}
-        stopped = process is not None and process.status() == psutil.STATUS_STOPPED
+            return ""
+        is_stopped = process is not None and process.status() == psutil.STATUS_STOPPED
+        since = moment(started)
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, psutil.Error):
-        return {}
-    return {"pid": pid, "host": host, "started": started, "stopped": stopped}
+        return ""
+    watched = f"watched by process {pid} on {host} since {since}"
+    stopped = f"{watched}, which is stopped: nothing is judged until 'kill -CONT {pid}'"
+    return stopped if is_stopped else watched

@@ -17,7 +17,7 @@ from corpus.sessions import SESSIONS, Desk, Session
 from corpus.writing import WRITES
 
 TEXTS = Path(__file__).with_name("sessions")
-COMMANDS = (["list"], ["status"], ["history"], ["history", "relu.py"])
+COMMANDS = (["list"], ["history"], ["history", "relu.py"])
 VOLATILE = (
     (r"^.*\bsweep \d+, probe\b.*\n", ""),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "TIME"), (r"\+[0-9a-f]{8}\b|\([0-9a-f]{8}\)", "+EDITS"),

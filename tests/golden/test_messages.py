@@ -32,7 +32,7 @@ from minidbg.reduction.result import Progress, ReductionResult, figures_of
 from minidbg.report.details import reduction_line
 from minidbg.report.stages import StageReport
 from minidbg.repro.loading import read_parts
-from minidbg.watch.queries import list_text, status_text
+from minidbg.watch.queries import list_text
 from minidbg.workers import Ended
 from minidbg.wrapper import handle
 
@@ -107,11 +107,6 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def listed(**changes: Any) -> str:
     return list_text([row(**changes)]).replace(moment(NOW), "MOMENT")
-
-
-def status_of(**verdicts: int) -> str:
-    known = {"folder": "repros", "running": False, "stopped": False, "last_sweep": None, "verdicts": verdicts}
-    return status_text(known)
 
 
 def accepted() -> str:
@@ -189,9 +184,6 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "list: not seen since it was written": lambda: listed(written=NOW),
     "list: contradicts its header": lambda: listed(verdict="gone", since=NOW, expected=False),
     "list: empty": lambda: list_text([]),
-    "status": lambda: status_of(gone=1, reproduces=4),
-    "status: one of each": lambda: status_of(reproduces=1, crashed=1, **{"not seen": 1}),
-    "status: empty": status_of,
     "accept": accepted,
 }  # fmt: skip
 

@@ -33,7 +33,6 @@ MANY_FILES = 1300
 COMMANDS: dict[str, list[str]] = {
     "list": ["list", "--json"],
     "list as text": ["list"],
-    "status": ["status", "--json"],
     "show": ["show", "odd"],
     "show a sound one": ["show", "sound0", "--json"],
     "report": ["report", "odd", "--no-run", "--no-versions"],

@@ -27,7 +27,6 @@ ASKED = {
     "reduce": ("reduce", "REPRO"),
     "report": ("report", "REPRO", "--no-run", "--no-versions"),
     "show": ("show", "REPRO"),
-    "status": ("status",),
 }
 """Commands whose answer is JSON, as each is asked in a folder with one repro."""
 ELSEWHERE = {

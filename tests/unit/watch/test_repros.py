@@ -23,11 +23,11 @@ from minidbg.watch.repros import (
     find_repros,
     hidden_folder,
     imported_in,
-    living_holder,
     read_repro,
     read_repros,
     shown_by,
     unreduced,
+    watcher_of,
 )
 
 SCRIPT = """# /// script
@@ -149,13 +149,13 @@ def test_a_folder_is_watched_once_and_a_killed_daemon_watches_nothing(tmp_path: 
     program = "import os, sys; from pathlib import Path; from minidbg.watch.repros import Lock; Lock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
     assert (tmp_path / ".minidbg" / HOLDER).exists()
-    assert living_holder(tmp_path) == {}
+    assert watcher_of(tmp_path) == ""
     lock = Lock(tmp_path)
     with pytest.raises(MinidbgError, match=rf"already watched by process {os.getpid()} on .* since"):
         Lock(tmp_path)
-    assert (living_holder(tmp_path)["pid"], living_holder(tmp_path)["stopped"]) == (os.getpid(), False)
+    assert f"process {os.getpid()} " in watcher_of(tmp_path)
     lock.release()
-    assert living_holder(tmp_path) == {}
+    assert watcher_of(tmp_path) == ""
 
 
 def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
@@ -178,8 +178,9 @@ def test_who_holds_a_folder_is_what_its_file_says_while_that_process_lives(tmp_p
     found = {}
     for what, (text, _) in texts.items():
         file.write_text(text)
-        found[what] = living_holder(tmp_path).get("pid")
-    assert found == {what: pid for what, (_, pid) in texts.items()}
+        found[what] = watcher_of(tmp_path)
+    said = {what: f"watched by process {pid} on " if pid else "" for what, (_, pid) in texts.items()}
+    assert {what: text[: len(said[what])] or text for what, text in found.items()} == said
 
 
 def test_captures_wait_the_oldest_first_until_they_are_reduced_or_a_repro_shows_their_failure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from minidbg.commands.watching import accept, list_repros, status
+from minidbg.commands.watching import accept, list_repros
 from minidbg.commands.watching import history as history_command
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.history import Flip, History, Observation, Revision, State
@@ -377,24 +378,13 @@ def test_accept_takes_no_repro_that_still_fails_nor_another_beside_it(
         assert (done.exit_code, done.output.count("regression test")) == (0, 2)
 
 
-def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json.loads(run(status, folder, "--json")[1])["verdicts"] == {
-        "damaged": 1,
-        "gone": 2,
-        "not seen": 1,
-    }
-    with History(folder / ".minidbg" / "history.sqlite") as opened:
-        opened.start_sweep(NOW, code="c", files=[])
-    assert "interrupted" in run(status, folder)[1], "nothing runs where nobody watches"
-    with History(folder / ".minidbg" / "history.sqlite") as opened:
-        opened.connection.execute("delete from sweeps where id = 3")
+def test_list_says_who_watches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "watched by" not in run(list_repros, folder)[1]
     lock = Lock(folder)
     try:
-        status_now, text = run(status, folder, "--json")
-        found = json.loads(text)
-        assert (status_now, found["running"], found["revision"]) == (0, True, "bbbbbbbbbb")
+        assert f"is watched by process {os.getpid()} on " in run(list_repros, folder)[1]
         monkeypatch.setattr("psutil.Process.status", lambda self: "stopped")
-        assert "which is stopped: nothing is judged until it goes on" in run(status, folder)[1]
+        assert "which is stopped: nothing is judged until 'kill -CONT" in run(list_repros, folder)[1]
     finally:
         lock.release()
 
@@ -406,6 +396,6 @@ def test_reading_writes_nothing(folder: Path) -> None:
 
     before = contents()
     time.sleep(0.01)
-    for command in (list_repros, history_command, status):
+    for command in (list_repros, history_command):
         run(command, folder)
     assert contents() == before
