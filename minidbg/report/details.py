@@ -17,12 +17,10 @@ from minidbg.core.files import LOG_LIMIT_BYTES, glob, read_regular
 from minidbg.core.records import plain
 from minidbg.core.script_header import HIDDEN, Header
 from minidbg.core.text import display_path, last_json, moment, plural
-from minidbg.history import HISTORY_FILE, Flip, History, State
+from minidbg.history import HISTORY_FILE, History, State
 from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.header import header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
-
-HISTORY_ENTRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,6 @@ class ReproDetails:
     """The unreduced capture of the same failure."""
     states: tuple[State, ...] = ()
     """The present one on each device."""
-    flips: tuple[Flip, ...] = ()
 
     @property
     def message(self) -> str:
@@ -74,17 +71,10 @@ class ReproDetails:
             "stages": self.stages and {**self.stages.to_json(), "sentence": self.stages.sentence},
             "capture": str(self.capture) if self.capture else None,
             "devices": [
-                taken(state, "device", "verdict", "since", "seen", "runs")
+                {name: getattr(state, name) for name in ("device", "verdict", "since", "seen", "runs")}
                 for state in self.states
             ],
-            "flips": [
-                taken(flip, "device", "at", "kind", "before", "after") for flip in self.flips
-            ],
         }  # fmt: skip
-
-
-def taken(record: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names}
 
 
 def repro_details(path: Path) -> ReproDetails:
@@ -98,7 +88,7 @@ def repro_details(path: Path) -> ReproDetails:
     if isinstance(calls, int) and isinstance(seconds, int | float):
         counted = replace(header.provenance, oracle_calls=calls, seconds=float(seconds))
         header = replace(header, provenance=counted)
-    states, flips = past_of(path, home)
+    states = states_of(path, home)
     title = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].strip()
     return ReproDetails(
         path=path,
@@ -108,7 +98,6 @@ def repro_details(path: Path) -> ReproDetails:
         title=title or f"{header.spec.backend.name}: {header.spec.expected.kind}",
         capture=capture,
         states=states,
-        flips=flips,
     )
 
 
@@ -137,17 +126,16 @@ def result_in(done: Path) -> Mapping[str, Any]:
     return {}
 
 
-def past_of(path: Path, home: Path) -> tuple[tuple[State, ...], tuple[Flip, ...]]:
+def states_of(path: Path, home: Path) -> tuple[State, ...]:
     resolved, root = path.absolute(), home.absolute()
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
     try:
         opened = History(home / HIDDEN / HISTORY_FILE, readonly=True)
     except (OSError, MinidbgError):
-        return (), ()
+        return ()
     with opened, contextlib.suppress(MinidbgError):
-        states = tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
-        return states, tuple(opened.flips(name, limit=HISTORY_ENTRIES))
-    return (), ()
+        return tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
+    return ()
 
 
 # --- the text of ``minidbg show`` ---
