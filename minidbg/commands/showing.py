@@ -73,11 +73,6 @@ VERDICT_STYLE = {
     "replaces --rtol and --atol.",
 )
 @output.judge_option("Results are wrong where this is false: 'pcc>=0.99'; replaces tolerances.")
-@click.option(
-    "--bisect",
-    is_flag=True,
-    help="For git bisect run: exit with 125 instead of 3, so that git skips the commit.",
-)
 @seconds_option(" of each run")
 def check(
     paths: tuple[Path, ...],
@@ -89,7 +84,6 @@ def check(
     atol: float | None,
     precision: str | None,
     judge: str,
-    bisect: bool,
     seconds: float,
 ) -> None:
     """Run repros in fresh interpreters, and say which still fail.
@@ -122,8 +116,7 @@ def check(
             why = in_one_line(outcome.reason or outcome.message.strip().partition("\n")[0][:120])
             script = in_one_line(str(path))
             click.echo(f"{verdict} {script}  {outcome.seconds:.1f} s  {why}".rstrip())
-    worst = min(statuses, key=WORST_FIRST.index)
-    sys.exit(output.CANNOT_JUDGE if bisect and worst == Verdict.CHANGED.exit_status else worst)
+    sys.exit(min(statuses, key=WORST_FIRST.index))
 
 
 @click.command()
