@@ -80,8 +80,7 @@ def session_pool(config: pytest.Config, backends: set[str]) -> Scripts:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect repros that pytest would pass by: those of a repro folder that the command line names
-    too."""
+    """Collect repros that pytest would pass by: those of a folder that is named, too."""
     config, folder, is_named = parent.config, file_path.parent, parent.session.isinitpath
     by_words = config.args_source is pytest.Config.ArgsSource.ARGS
     is_in_named_folder = by_words and is_named(folder) and (folder / HIDDEN).is_dir()
@@ -96,8 +95,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
-    """Take the place of the module of a repro that pytest collects by itself: named on the command
-    line, or ``test_*.py``."""
+    """Take the place of a repro's module: one that is named, or ``test_*.py``."""
     if not wanted(parent.config) or not is_repro(module_path):
         return None
     return ReproFile.from_parent(parent, path=module_path)

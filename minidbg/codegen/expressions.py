@@ -56,8 +56,8 @@ def rounded(value: float) -> str:
 
 
 def tensor_literal(items: Any, dtype: torch.dtype, margin: str = "") -> str:
-    """Nested lists (a bare number for no dimension) from which ``torch.tensor`` makes what gave
-    ``items`` by ``tolist``, of any ``dtype`` that has numbers."""
+    """Nested lists, or a number, from which ``torch.tensor`` makes what gave ``items`` by
+    ``tolist``."""
     if not isinstance(items, list):
         return number_text(items, dtype)
     inner = margin + "    "

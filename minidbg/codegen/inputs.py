@@ -88,8 +88,7 @@ class InputsText:
     taken: Names = field(default_factory=lambda: Names(INPUTS_RESERVED))
 
     def value(self, name: str, value: Any, *, is_part: bool = False) -> None:
-        """Write ``name = ...``. Raises CannotWrite for what has no form in a script: it is never
-        silently replaced by another."""
+        """Write ``name = ...``. Raises CannotWrite: nothing is silently replaced."""
         if isinstance(value, Tensor) and id(value) in self.made:
             self.lines.append(f"{name} = {self.made[id(value)][1]}")
             return
@@ -166,8 +165,8 @@ class InputsText:
     def base(
         self, name: str, value: Tensor, size: tuple[int, ...], layout: StridedLayout, *, is_exact: bool
     ) -> str:
-        """An expression of the base ``[*size]`` that shows ``value`` by ``layout``; ``name`` where
-        it had to be written before."""
+        """An expression of the base ``[*size]`` of ``value``; ``name`` where it had to be written
+        before."""
         # the first device of a kind goes by the kind's name, as in hand-written code
         device = "device" if device_name(value) == self.device else quoted(device_name(value))
         place = f", device={device}" if self.device else ""
@@ -216,10 +215,8 @@ def write_inputs(
     raw: bool = False,
 ) -> InputsText:
     """The text of ``values``, which are only read; ``explicit`` writes float32 out, for scripts
-    with another default dtype.
-
-    Raises CannotWrite, naming the input, for a value that has no form in a script.
-    """
+    with another default dtype. Raises CannotWrite, naming the input that has no form in a
+    script."""
     # A torch warning about a dtype that the user's filters raise would take the failure's place.
     with torch.no_grad(), torch_internals.without_modes(), torch_internals.without_warnings():
         hints = [torch_internals.hint(value) for value in values]
@@ -379,8 +376,7 @@ def materialise(text: InputsText) -> list[Any]:
 
 @contextlib.contextmanager
 def as_scripts_do() -> Iterator[None]:
-    """torch as it is when a script begins: no mode, default dtype, the scripts' seed. What was
-    before comes back after."""
+    """torch as it is when a script begins: no mode, default dtype, the scripts' seed."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_internals.without_warnings())
         stack.enter_context(torch_internals.without_modes())

@@ -34,8 +34,8 @@ class StridedLayout:
 
     @property
     def shows_all(self) -> bool:
-        """Whether each element from the storage's beginning to the last one used is seen, by one
-        index but for expanded dims."""
+        """Whether each element up to the last one used is seen, by one index but for expanded
+        dims."""
         # what has neither gaps nor overlaps is what a copy keeps the strides of
         once = [size if step else 1 for size, step in zip(self.shape, self.stride, strict=True)]
         like = torch.empty_strided(once, self.stride, device="meta")
@@ -43,8 +43,8 @@ class StridedLayout:
 
 
 def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
-    """The layout of ``value``, with the numbers that symbolic sizes stand for, in a storage that
-    begins ``moved_bytes`` later."""
+    """With the numbers that symbolic sizes stand for, in a storage that begins ``moved_bytes``
+    later."""
     numbers = ([int(hint(number)) for number in many] for many in (value.shape, value.stride()))
     shape, stride = map(tuple, numbers)
     offset = int(hint(value.storage_offset())) - moved_bytes // value.dtype.itemsize
@@ -52,8 +52,7 @@ def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
 
 
 def start_of(values: Sequence[Tensor]) -> int:
-    """The bytes of a storage before all of ``values`` that a script leaves out: a multiple of what
-    any dtype and kernel wants aligned."""
+    """The bytes before all of ``values`` that a script leaves out; as many as keep them aligned."""
     start = min(int(hint(value.storage_offset())) * value.dtype.itemsize for value in values)
     return start // 1024 * 1024 if start > CROP_BYTES else 0
 

@@ -42,8 +42,7 @@ def is_plain_identifier(text: str) -> bool:
 
 
 def readable_name(raw: str) -> str:
-    """A name for an input that dynamo called ``raw``: ``h_0_weight`` of
-    ``L_self_modules_h_modules_0_parameters_weight_``."""
+    """``h_0_weight`` for what dynamo calls ``L_self_modules_h_modules_0_parameters_weight_``."""
     while match := _FROM_SOURCE.fullmatch(raw):  # until none matches: a written name is its own
         raw = identifier(_HOLDERS.sub("_", match[1] or match[2]).removeprefix("_"))
     return identifier(raw)

@@ -30,9 +30,9 @@ Operation = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 
 def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule | None:
-    """The graph module that ``class_source`` was written from; None where ``write_module`` writes
-    none like it. ``namespace``: the class and its needs. An instance gives constants; ``forward``
-    is only read."""
+    """The graph module of ``class_source``; None where ``write_module`` writes none like it.
+    ``namespace``: the class and its needs. ``forward`` is only read; an instance gives
+    constants."""
     (definition,) = ast.parse(class_source).body
     assert isinstance(definition, ast.ClassDef)
     lines = class_source.split("\n")

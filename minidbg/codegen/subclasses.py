@@ -18,8 +18,7 @@ from minidbg.fx.ranks import TENSOR, imports_of
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """``parts`` are the tensors (and a mesh) inside, by a name; ``text`` is the expression, with
-    ``{name}`` for each part."""
+    """``text``: an expression, with ``{name}`` for each of ``parts``: tensors, and a mesh."""
 
     parts: Mapping[str, Any]
     text: str
@@ -70,8 +69,7 @@ def _jagged(value: Any) -> Construction:
 
 
 def _by_unflatten(value: Any) -> Construction:
-    """By the class's own ``__tensor_unflatten__``, with what its ``__tensor_flatten__`` gives; one
-    without parts by ``as_subclass``."""
+    """By the class's own ``__tensor_unflatten__``; one without parts by ``as_subclass``."""
     if not hasattr(value, "__tensor_flatten__") and all(
         getattr(type(value), name) is getattr(Tensor, name) for name in ("__torch_dispatch__", "__new__")
     ):  # a plain tensor of another type, and no wrapper around others
@@ -109,8 +107,8 @@ CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {
 
 
 def plain_stand_in(value: Tensor) -> Tensor | None:
-    """A plain tensor for one of a subclass: what a quantised one stands for, else the first that it
-    is made of; None where nothing does."""
+    """What a quantised one stands for, else the first tensor that it is made of; None without
+    one."""
     found: list[Any] = []
     with suppress(RuntimeError, TypeError):  # most cannot
         found.append(value.detach().dequantize())

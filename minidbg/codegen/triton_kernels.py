@@ -29,9 +29,8 @@ OF_TEXTS = {*OF_SCRIPTS, "backend", "constants", "graph_module"}
 
 
 class Definitions:
-    """The statements that define kernels and what these look up, by the names that they bind, in
-    order. ``write`` gives another value's expression; ``imports`` collects what installed kernels
-    need."""
+    """Statements of kernels and what these look up, by the names that they bind, in order.
+    ``write`` gives another value's expression; ``imports`` collects those of installed kernels."""
 
     def __init__(self, write: Callable[[Any], str], imports: set[str]) -> None:
         self.texts: dict[str, str] = {}
@@ -129,8 +128,7 @@ class Definitions:
 
 
 def _kernel_text(kernel: Any) -> str:
-    """The definition of a kernel without its other decorators. Triton keeps the source of each
-    function that it compiles."""
+    """Its definition without other decorators. Triton keeps the source of what it compiles."""
     text = dedent("".join(getattr(kernel, "raw_src", None) or inspect.getsource(kernel.fn)))
     (node,) = ast.parse(text).body
     assert isinstance(node, ast.FunctionDef)

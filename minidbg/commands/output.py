@@ -48,8 +48,7 @@ class ReproPath(click.Path):
 
 
 def find_repro(text: Path, folder: Path) -> Path:
-    """A path, or enough of the name of a repro or else a capture in ``folder``. Raises
-    MinidbgError."""
+    """A path, or enough of a name among repros, else captures. Raises MinidbgError."""
     from minidbg.watch.repros import find_repros
 
     captures = folder / HIDDEN / "captures"
@@ -211,8 +210,7 @@ def error_lines(error: BaseException) -> list[str]:
 
 
 def configure(verbosity: int) -> None:
-    """Send the logger ``minidbg``, and no other, to stderr: below 0 errors alone, at 2
-    everything."""
+    """Send the logger ``minidbg`` to stderr: below 0 errors alone, at 2 everything."""
     import structlog  # late: most commands log nothing
 
     logger = logging.getLogger("minidbg")
@@ -271,8 +269,7 @@ def end_by(number: int) -> NoReturn:
 
 
 def let_go() -> None:
-    """End the forkserver, if there is one, and write out what was printed; a second Ctrl-C
-    waits."""
+    """End the forkserver, and write out what was printed; a second Ctrl-C waits."""
     from minidbg import workers  # late: most commands have none
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

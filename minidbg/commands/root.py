@@ -77,8 +77,7 @@ output.with_verbosity_options(cli)
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """The entry point. A request that cannot be met ends with two lines on stderr and status 125,
-    one that Ctrl-C ends with 130."""
+    """The entry point. What cannot be met ends with two lines on stderr and status 125."""
     output.VERBOSITY.set(0)
     try:
         ending = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), output.terminated)

@@ -193,8 +193,7 @@ def why_not_gone(path: Path) -> str:
 
 
 def expect_gone(path: Path) -> None:
-    """Write into the header of the script at ``path`` that its failure must stay gone. Raises
-    MinidbgError and OSError."""
+    """Write into the header that the failure must stay gone. Raises MinidbgError and OSError."""
     from minidbg.repro.header import header_of, script_text
 
     text, line = script_text(path), "# [tool.minidbg]\n"

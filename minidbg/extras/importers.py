@@ -87,8 +87,7 @@ class UnreadableProgram(errors.UnreadableRepro):
 
 
 def read_exported(path: Path) -> ExportedProgram:
-    """The program at ``path``, read as tensors and JSON; pickled objects are refused. Raises
-    UnreadableProgram."""
+    """Its tensors and JSON; pickled objects are refused. Raises UnreadableProgram."""
     if not zipfile.is_zipfile(path):
         raise UnreadableProgram(f"{path}: not an archive of torch.export")
     try:
@@ -189,8 +188,7 @@ def list_forms(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
 
 @dataclass
 class Execution:
-    """A file of torch's minifier in a process that is the file's from now on; ``folder`` is for the
-    cases, ``replacing`` is wanted instead of the file's backend."""
+    """A file of torch's minifier, in a process that is the file's from now on."""
 
     path: Path
     folder: Path
@@ -281,8 +279,7 @@ def line_of(error: BaseException) -> int:
 
 
 def own_backend(named: Any) -> ChosenBackend:
-    """The backend that the file names, or has imported. Raises UnreadableTorchRepro where no fresh
-    process can have it."""
+    """Raises UnreadableTorchRepro where no fresh process can have it."""
     try:
         if not isinstance(named, str) and not callable(named):
             raise errors.BackendUnreachable("torch had no name for it")

@@ -102,10 +102,8 @@ def remove_if_unused(folder: Path) -> None:
 
 
 def records_of_dead(folder: Path | str, clock: Clock = time.time) -> list[Path]:
-    """The records in repro folder ``folder`` whose process died in a backend's step, newest first.
-
-    Records of living processes are left alone. What one left that ended between steps is removed.
-    """
+    """Those whose process died in a backend's step, newest first. Of living ones all stay; what one
+    left that ended between steps is removed."""
     dead = [(path, name) for path, name in records(folder) if is_left_behind(path, name, clock)]
     for path, name in dead:
         if name.step is Step.IDLE:

@@ -179,8 +179,7 @@ def tensors_of(path: Path) -> Path:
 
 
 def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """The file's bytes; equal for equal tensors, which may share their memory: it is copied, since
-    safetensors refuses that."""
+    """Equal for equal tensors, which are copied: safetensors refuses shared memory."""
     return save({key: tensors[key].clone() for key in sorted(tensors)})
 
 

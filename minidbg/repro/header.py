@@ -73,8 +73,7 @@ def shared_folder(path: str, folder: str) -> str:
 
 
 def torch_requirement(version: str) -> str:
-    """``torch==2.13.0`` for ``2.13.0+cpu``; plain ``torch`` for nightlies and builds of one's own,
-    which no index keeps."""
+    """``torch==2.13.0`` for ``2.13.0+cpu``; ``torch`` for what no index keeps."""
     try:
         parsed = Version(version)
     except InvalidVersion:

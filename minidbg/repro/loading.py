@@ -39,8 +39,8 @@ _module_numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def stored_tensors(path: Path) -> Iterator[None]:
-    """A block in which the script at ``path`` may read its tensors. Raises UnreadableRepro, which
-    names their file, where they are damaged."""
+    """A block that reads them. Raises UnreadableRepro, naming their file, where they are
+    damaged."""
     beside = tensors_of(path)
     try:
         with contextlib.suppress(FileNotFoundError), open_regular(beside):
@@ -126,8 +126,7 @@ class Parts:
 
 
 def read_parts(text: str, header: Header) -> Parts:
-    """The parts of the script ``text``. Raises UnreadableRepro for a script that Python or minidbg
-    does not understand."""
+    """Raises UnreadableRepro for a script that Python or minidbg does not understand."""
     try:
         nodes = ast.parse(text).body
     except MALFORMED as error:

@@ -126,8 +126,7 @@ class ScriptJudge:
         return [getattr(text, name)(self).strip("\n") for name, wanted in needed.items() if wanted]
 
     def shown(self) -> list[str]:
-        """Statements that run it in eager and through the backend; none where that would end the
-        process."""
+        """Statements that run it in eager and through the backend; none where that is deadly."""
         compiled = self.call(self.compiled_model("_device"), "_device")
         if self.kind.traits.dies or not self.leaf:
             return [] if self.kind.traits.dies else [compiled]
@@ -205,8 +204,7 @@ class ScriptJudge:
         return ", ".join(texts)
 
     def test(self) -> str:
-        """The body of ``test_repro(device)``, which raises while the failure is there; crash and
-        hang have a template part."""
+        """The body of ``test_repro(device)``, which raises while the failure is there."""
         lines = [self.judging(self.compiled_model())]
         if self.spec.attempts != 1:
             often = f"for _ in range({self.spec.attempts}):  # it fails in some runs only"
@@ -244,8 +242,8 @@ class ScriptJudge:
         return f're.sub(r"{signatures.CONTROL_SEQUENCE}", "", {text})  # without colours'
 
     def searched(self) -> str:
-        """The expression in which the pattern is searched; its spaces are single, but for a pattern
-        that the user has given."""
+        """Where the pattern is searched; with single spaces, but for a pattern that the user has
+        given."""
         is_own = self.leaf or self.kind.traits.dies or self.is_about_guards or self.spec.match
         return "_said" if is_own else '" ".join(_said.split())'
 
@@ -266,8 +264,7 @@ MOST_LINES = 10
 
 
 def lines_of(judge: Judge) -> list[str]:
-    """The body of a function of two tensors, ``a`` and ``e``, that is true where ``judge`` is.
-    Raises NoShortForm."""
+    """A function's body, true of tensors ``a`` and ``e`` where ``judge`` is. Raises NoShortForm."""
     tree = ast.parse(judge.expression)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     lines = [

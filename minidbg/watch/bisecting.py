@@ -57,12 +57,10 @@ def bisect_revisions(
     options: str = "",
     seconds: float = 300.0,
 ) -> Culprit:
-    """Find the commit between two revisions of the backend repository where repro ``path`` flipped.
-
-    ``build`` runs in ``build_folder``, in the worktree the same place below its root. ``options``
-    of the backend, a Python dict as text, are added to the repro's own. Raises MinidbgError, saying
-    what stands in the way and what to do.
-    """
+    """Find the commit between two revisions of the backend's repository where repro ``path``
+    flipped. ``build`` runs in ``build_folder``, in the worktree the same place below its root;
+    ``options``, a Python dict as text, are added to the repro's. Raises MinidbgError, saying what
+    to do."""
     repro = read_repro(path, str(path))
     if repro is None or repro.damage:
         raise MinidbgError(f"{path}: {repro.damage if repro else 'has gone'}")
@@ -135,8 +133,8 @@ def bisect_revisions(
 
 @contextlib.contextmanager
 def worktree(repository: Path, commit: str) -> Iterator[Path]:
-    """A checkout of the repository in a temporary folder, which is gone afterwards, bisection and
-    all; those of killed searches go first."""
+    """A temporary checkout, gone afterwards, bisection and all; those of killed searches go
+    first."""
     folder = leftovers.make_temporary_folder("bisect")
     tree = folder / repository.name
     try:

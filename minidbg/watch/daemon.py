@@ -84,8 +84,7 @@ class Daemon:
         file_events: FileEvents,
         make_pool: Callable[[Path], Pool],
     ) -> None:
-        """Takes the lock and opens the history. Pool, runs and file events put messages into the
-        inbox. Raises MinidbgError."""
+        """Takes the lock and opens the history. Raises MinidbgError."""
         self.paths = [path.absolute() for path in paths]
         self.settings, self.announce, self.inbox = settings, announce, inbox
         self.home = home_of(self.paths)
@@ -243,8 +242,7 @@ class Daemon:
         threading.Thread(target=lambda: self.inbox.put(job()), daemon=True).start()
 
     def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Decision]]:
-        """The jobs of these repros, and the decisions on those that are damaged. Once is said which
-        devices are not here."""
+        """The jobs of these repros, and the decisions on those that are damaged."""
         jobs: list[Job] = []
         unable: list[Decision] = []
         absent: Counter[str] = Counter()
@@ -268,8 +266,7 @@ class Daemon:
     # Its runs
 
     def fill(self, sweep: Sweep) -> None:
-        """Start what has a slot; where that fails all are to run again: others may wait for the run
-        in vain, if it is a canary."""
+        """Start what has a slot. Where that fails all run again: others may wait for it in vain."""
         while (run := sweep.next_run(self.runner.under_way.values())) is not None:
             try:
                 self.runner.submit(run, sweep.repros[run.job.repro], self.states.get(run.job))
@@ -332,8 +329,8 @@ class Daemon:
         self.publish(sweep, sweep.saw_canary(run, seen.verdict))
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
-        """Announce what is to be confirmed. Decisions are stored and then told; a flip rather twice
-        than never, when we are killed in between."""
+        """Decisions are stored and then told: when we are killed in between, rather twice than
+        never."""
         for one in found:
             if isinstance(one, events.Unconfirmed):
                 self.announce(one)
@@ -385,8 +382,7 @@ class Daemon:
             self.status = 125
 
     def status_of_once(self, decisions: Iterable[Decision]) -> int:
-        """What ``--once`` exits with; with ``--fail-on unexpected`` 1 when a header is
-        contradicted, and by what is said."""
+        """What ``--once`` exits with."""
         conclusive = (one for one in decisions if one.transition not in INCONCLUSIVE)
         states = [one.state for one in conclusive if one.state]
         verdicts = {state.verdict for state in states}

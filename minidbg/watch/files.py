@@ -40,7 +40,6 @@ Snapshot: TypeAlias = dict[str, str]
 
 
 def scan(roots: Iterable[str], ignore: Sequence[str] = ()) -> Snapshot:
-    """Every file of these folders and single files as it is now."""
     digests = {path: digest_of(path) for root in roots for path in below(root, ignore)}
     return {path: digest for path, digest in digests.items() if digest is not None}
 
@@ -62,8 +61,7 @@ def digest_of_all(snapshot: Snapshot, paths: Iterable[str] | None = None) -> str
 
 
 def digest_of(path: str) -> str | None:
-    """Of what the file holds now; None where there is none. It is read only when it may have
-    changed since it was read last."""
+    """Of what the file holds now, read only when it may have changed; None where there is none."""
     try:
         status, now_ns = os.stat(path), time.time_ns()
         if not stat.S_ISREG(status.st_mode):

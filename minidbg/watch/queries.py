@@ -84,8 +84,7 @@ PastRows = tuple[list[Flipped], list[Observation]]
 
 
 def history_of(path: Path, limit: int) -> PastRows:
-    """What has flipped in a folder, or of one repro, and then its runs too. Raises MinidbgError
-    where there is no history."""
+    """What has flipped in a folder, or of a repro, and then its runs too. Raises MinidbgError."""
     home = home_of([path])
     name = None if path.is_dir() else repro_name(path, home)
     with history_in(home) as found:

@@ -67,8 +67,8 @@ class Repro:
 
     @property
     def backend_modules(self) -> tuple[str, ...]:
-        """Top-level modules that hold the backend's code: those the header names, and those that
-        the script imports for it."""
+        """Top-level modules with the backend's code: of the header, and what the script imports for
+        it."""
         return tuple(dict.fromkeys([*self.spec.backend.modules, *imported_in(self.backend_source)]))
 
     @property
@@ -164,8 +164,7 @@ def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
 
 
 def backend_source(text: str) -> str:
-    """The script down to what it binds ``backend`` to, without its docstring: imports, what was
-    copied, ``backend = EXPR``."""
+    """The script's imports, what was copied, ``backend = EXPR``; without its docstring."""
     nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]
     bound = [[node, *getattr(node, "targets", ())] for node in nodes]
     names = [{getattr(one, "name", getattr(one, "id", "")) for one in found} for found in bound]
@@ -189,8 +188,8 @@ def imported_in(source: str) -> tuple[str, ...]:
 
 
 def home_of(paths: Sequence[Path]) -> Path:
-    """The folder whose ``.minidbg`` holds the history of ``paths``: the first one's.
-    Raises MinidbgError for a typo."""
+    """The first one's folder, whose ``.minidbg`` holds the history. Raises MinidbgError for a
+    typo."""
     for path in paths:
         if not path.exists():
             raise MinidbgError(f"{path}: no such file or folder; give repro scripts or folders of them")
@@ -226,8 +225,7 @@ CLOCK_S = 2.0
 
 
 class Lock:
-    """The right to watch a folder, held from construction to ``release``, and given back by the
-    kernel if we die."""
+    """The right to watch a folder until ``release``; given back by the kernel if we die."""
 
     def __init__(self, folder: Path) -> None:
         """Raises MinidbgError where another daemon watches it."""

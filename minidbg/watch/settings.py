@@ -79,8 +79,8 @@ WATCH_CONVERTERS = {
 
 
 def load_watch_settings(arguments: Mapping[str, Any]) -> WatchSettings:
-    """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are
-    given. Raises BadSetting."""
+    """Of the nearest pyproject.toml, overridden by the arguments that are given. Raises
+    BadSetting."""
     project, table = base.project_table(Path.cwd())
     found = {origin.name: origin.value for origin in load_watch_with_origins(arguments)}
     return WatchSettings(**found, folder=project.parent if table.get("watch") else Path.cwd())
@@ -193,8 +193,8 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
 
 
 def chosen_devices(own: str, wanted: Sequence[str] | None, here: Devices) -> tuple[str, ...]:
-    """The devices that a repro is to run on: those wanted, else its ``own``, on each other machine
-    if there are any. Missing ones are among them."""
+    """Those wanted, else the repro's ``own``, on each other machine too; missing ones are among
+    them."""
     names = [name for name in here.environments if name.endswith(f"/{own}")] or [own]
     if wanted is not None:
         names = [name for one in wanted for name in (here.present() if one == "all" else (one,))]

@@ -114,8 +114,7 @@ def site_packages() -> tuple[str, ...]:
 
 @lru_cache
 def left_out_folders(home: Path) -> tuple[str, ...]:
-    """The standard library, system libraries and caches. Not the folder for temporary files: people
-    build there too."""
+    """Standard library, system, caches. Not the folder for temporary files: people build there."""
     caches = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
     own = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     caches += [str(Path.home() / ".cache"), own, str(home / HIDDEN)]

@@ -106,8 +106,7 @@ class Sweep:
             self.waiting[lane, False].append(Run(Purpose.RUN, job, lane is Lane.FRESH, lane))
 
     def in_order(self) -> list[Job]:
-        """All jobs, what the change is likely to concern first; among equals the quickest, so that
-        a verdict is there soon."""
+        """What the change is likely to concern first; among equals the quickest."""
         changed = frozenset(self.changed)
         modules = [path.removesuffix(".py").removesuffix("/__init__") for path in changed]
         dotted = [module.replace("/", ".") for module in modules]

@@ -95,8 +95,7 @@ class Announcer:
 
 
 class PlainLines(View):
-    """One line for each thing worth knowing. What still reproduces or is still gone is only
-    counted, unless ``every_result``."""
+    """One line for each thing worth knowing; with ``every_result`` also of what is unchanged."""
 
     def __init__(self, stream: TextIO, *, every_result: bool = False) -> None:
         self.stream, self.every_result = stream, every_result
@@ -110,11 +109,8 @@ class PlainLines(View):
 
 
 class FlipCommands(View):
-    """Gathers flips and gives them to each command when the sweep has ended, beside us: one line a
-    flip, the event as ``--json`` has it.
-
-    ``tell`` says a command that fails or takes too long and its last stderr line; it ends nothing.
-    """
+    """Gives each command the flips of a sweep when it has ended, beside us: one line a flip, as
+    ``--json`` has it. ``tell`` hears of one that fails or takes too long; it ends nothing."""
 
     def __init__(
         self, commands: Sequence[str], folder: Path, tell: Callable[[str], None], seconds: float = 60.0

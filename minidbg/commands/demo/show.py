@@ -25,8 +25,7 @@ SETTINGS = {"MINIDBG_ON_FAILURE": "raise", "MINIDBG_REDUCE": "now"}
 
 
 def run_demo(console: Console) -> Report:
-    """Play the demo in the current folder. Raises MinidbgError where it ends without a repro that
-    fails."""
+    """Raises MinidbgError where it ends without a repro that fails."""
     console.rule("the backend under test")
     source = DEMO_PROGRAM.read_text()
     print_python(console, source[source.index("def tiny_fuser") : source.index("class Block")])

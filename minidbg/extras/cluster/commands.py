@@ -18,8 +18,7 @@ CERTIFICATES = "set distributed.comm.tls in Dask's configuration ('minidbg help 
 
 
 def security_of(address: str) -> Any:
-    """Dask's ``Security`` for that scheduler. Raises BadSetting where anybody on the network could
-    use it, MinidbgError without Dask."""
+    """Raises BadSetting where anybody on the network could use it, MinidbgError without Dask."""
     scheme, _, rest = address.partition("://")
     is_here = rest.rpartition(":")[0] in ("127.0.0.1", "[::1]", "localhost")
     if scheme != "tls" and not (scheme == "tcp" and is_here):

@@ -63,8 +63,7 @@ class RoutingPool:
         return self.others.submit(device, request, self.code)
 
     def with_devices(self, asked: Future[Ended]) -> Future[Ended]:
-        """The answer about devices, with those elsewhere. While there are none the daemon waits: it
-        has none here either."""
+        """With those elsewhere. While there are none there are none here: the daemon waits."""
         both: Future[Ended] = Future()
 
         def add(end: Future[Ended]) -> None:

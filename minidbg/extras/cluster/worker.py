@@ -95,8 +95,7 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         return replace(ended, files=files, **texts)
 
     def unpack(self, digest: str, zipped: bytes) -> None:
-        """Make the folder of a content, which has its name once it is whole. What it cannot do the
-        runs that need it will say."""
+        """The folder has its name once it is whole. What fails the runs that need it will say."""
         if not (self.folder / digest).exists():
             try:
                 zipfile.ZipFile(io.BytesIO(zipped)).extractall(self.folder / "draft")

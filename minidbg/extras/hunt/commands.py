@@ -154,8 +154,8 @@ def print_table(table: Mapping[SampleCell, tuple[SampleResult, str]]) -> None:
 
 
 def is_worse(hunted: Hunt, expected: Path) -> bool:
-    """Whether something that was tried works worse than the file says; a file that is missing is
-    written. Raises BadSetting."""
+    """Whether something works worse than the file says, which is written if missing. Raises
+    BadSetting."""
     from minidbg.extras.hunt.judging import SampleResult
 
     states = {" ".join(cell): state for cell, (state, _) in sorted(hunted.table().items())}

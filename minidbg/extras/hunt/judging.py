@@ -127,8 +127,7 @@ def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> l
 
 
 def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """The known names that a pattern matches, or whose part before a dot does, in their own order.
-    Raises BadSetting where none does."""
+    """Known names that a pattern matches, whole or before a dot, in order. Raises BadSetting."""
     names, wanted = list(known), set()
     for pattern in patterns:
         pattern = pattern.removeprefix("torch.")

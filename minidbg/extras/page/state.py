@@ -44,8 +44,8 @@ class Page(View):
             return filled(template, matrix=self.matrix, home=home)
 
     def details_page(self, name: str) -> str:
-        """The page of a repro: its failure, what was seen of it, and its script. Raises
-        MinidbgError where none is so called."""
+        """Its failure, what was seen of it, and its script. Raises MinidbgError for an unknown
+        name."""
         with self.lock:
             # an address has the name as it is shown: a file's need not be UTF-8
             name = {printable(repro): repro for repro, _ in self.matrix.cells}.get(name, name)
