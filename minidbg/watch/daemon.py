@@ -391,13 +391,14 @@ class Daemon:
         if self.settings.fail_on is FailOn.ANY:
             reproduced = verdicts & {Verdict.REPRODUCES, Verdict.FLAKY}
             return 1 if reproduced else 3 if verdicts & FAILING else 0
-        unexpected = 0
-        for state in states:
-            expect = self.watched.repros[state.repro].expect
-            if not is_expected(state.verdict, expect):
-                unexpected = 1
-                self.announce(events.Unexpected(state.repro, state.device, state.verdict, expect))
-        return unexpected
+        unexpected = [
+            f"{state.repro} [{state.device}] is {state.verdict}"
+            for state in states
+            if not is_expected(state.verdict, self.watched.repros[state.repro].expect)
+        ]
+        if unexpected:
+            self.announce(Notice(f"not as their headers expect: {', '.join(sorted(unexpected))}"))
+        return 1 if unexpected else 0
 
     # Builds
 

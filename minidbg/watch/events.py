@@ -307,18 +307,6 @@ class BackendBack(Event):
         matrix.broken.pop((self.backend, self.device), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Unexpected(Event):
-    """With ``--fail-on unexpected``: a verdict that contradicts its header."""
-
-    name = "unexpected"
-    WORDS = "unexpected: {0.repro} [{0.device}] is {0.verdict}, and its header expects {0.expect}"
-    repro: str
-    device: str
-    verdict: Verdict
-    expect: Verdict
-
-
 # Builds
 
 

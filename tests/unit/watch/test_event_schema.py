@@ -48,7 +48,6 @@ EVENTS: list[Event] = [
     events.SweepFinished(2, "superseded", 1.5, {}, 2),
     events.BackendBroken("toy", "cpu", "SyntaxError", 1),
     events.BackendBack("toy", "cpu"),
-    events.Unexpected("a.py", "cpu", GONE, REPRODUCES),
     events.BuildStarted("make"),
     events.BuildFailed(2, 0.5, "cc x.c\nx.c:1: error: no", "x.c:1: error: no"),
     events.BuildFailed(2, 0.5, "make: *** [all] Error 1", "x.c:1: error: no"),
