@@ -179,17 +179,12 @@ class StillFails(MinidbgError):
 def why_not_gone(path: Path) -> str:
     """Why the repro's failure is not gone, from a run now; empty when it is."""
     from minidbg import repro
-    from minidbg.watch.states import CONCLUSIVE
 
     outcome = repro.run(path, seconds=300.0)
     if outcome.verdict is Verdict.GONE:
         return ""
-    if outcome.verdict not in CONCLUSIVE:
-        return f"{display_path(path)} cannot be judged here: {outcome.in_words}"
-    still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
-    does = "reproduces" if still else f"fails ({outcome.verdict})"
-    said = outcome.reason or outcome.message.partition("\n")[0]
-    return f"{display_path(path)} still {does}: {said}"
+    why = outcome.reason or outcome.message.partition("\n")[0]
+    return f"{display_path(path)} is not gone: {outcome.verdict}: {why}"
 
 
 def expect_gone(path: Path) -> None:
