@@ -47,6 +47,6 @@ COMMANDS: Mapping[str, str] = {
 
 WATCH: Mapping[str, str] = {
     "cluster": "minidbg.extras.cluster.commands:pool_of",
-    "serve": "minidbg.extras.page.server:PageServer",
+    "serve": "minidbg.extras.page:PageServer",
 }
 """Option of ``watch`` -> what turns its value into a pool of machines, or the page."""

@@ -22,6 +22,8 @@ from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.header import header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
 
+OF_STATE = ("device", "verdict", "since", "seen", "runs")
+
 
 @dataclass(frozen=True, slots=True)
 class ReproDetails:
@@ -71,8 +73,7 @@ class ReproDetails:
             "stages": self.stages and {**self.stages.to_json(), "sentence": self.stages.sentence},
             "capture": str(self.capture) if self.capture else None,
             "devices": [
-                {name: getattr(state, name) for name in ("device", "verdict", "since", "seen", "runs")}
-                for state in self.states
+                {name: getattr(state, name) for name in OF_STATE} for state in self.states
             ],
         }  # fmt: skip
 
@@ -88,7 +89,7 @@ def repro_details(path: Path) -> ReproDetails:
     if isinstance(calls, int) and isinstance(seconds, int | float):
         counted = replace(header.provenance, oracle_calls=calls, seconds=float(seconds))
         header = replace(header, provenance=counted)
-    states = states_of(path, home)
+    states = states_seen(path, home)
     title = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].strip()
     return ReproDetails(
         path=path,
@@ -126,7 +127,7 @@ def result_in(done: Path) -> Mapping[str, Any]:
     return {}
 
 
-def states_of(path: Path, home: Path) -> tuple[State, ...]:
+def states_seen(path: Path, home: Path) -> tuple[State, ...]:
     resolved, root = path.absolute(), home.absolute()
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
     try:

@@ -17,7 +17,6 @@ from support.watch_driver import watching
 
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
-from minidbg.extras.page.state import Page
 from minidbg.history import HISTORY_FILE, History, State
 from minidbg.watch import events
 from minidbg.watch.events import Event
@@ -73,7 +72,7 @@ VIEWS: dict[str, tuple[list[Event], str]] = {
 @contextmanager
 def serving(folder: Path, address: str = "127.0.0.1:0", *happened: Event) -> Iterator[Any]:
     pytest.importorskip("starlette")
-    from minidbg.extras.page.server import PageServer
+    from minidbg.extras.page import PageServer
 
     told: list[str] = []
     server = PageServer(address, told.append)
@@ -100,11 +99,11 @@ def get(
 
 
 def test_texts_of_others_are_only_texts(folder: Path) -> None:
-    page = Page()
-    assert "No repro is watched yet" in page.html()
-    for event in (started(folder, "relu.py"), SWEEP, result("relu.py", "crashed", message=HOSTILE), ENDED):
-        page.show(event)
-    text = page.html("part.html.j2")
+    happened = started(folder, "relu.py"), SWEEP, result("relu.py", "crashed", message=HOSTILE), ENDED
+    with serving(folder) as server:
+        assert "No repro is watched yet" in get(server.address)[1]
+    with serving(folder, "127.0.0.1:0", *happened) as server:
+        text = get(server.address + "part")[1]
     assert ">crashed" in text
     assert "&lt;img src=x onerror=alert(1)&gt;\\x1b[2J" in text
     assert "<img" not in text

@@ -1,5 +1,6 @@
-"""``minidbg watch --serve``: the page from a web server beside the daemon. It can be read, and
-nothing can be done with it.
+"""``minidbg watch --serve``: the state of watch as a page, and a page of each repro, from a web
+server beside the daemon. They can be read, and nothing can be done with them; their templates are
+given values only, and escape all of them.
 
 A server-sent event says that something changed, and the page fetches its part again. On the
 loopback whoever is on this machine may read; elsewhere a token in the address is needed.
@@ -17,10 +18,19 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
-from minidbg.extras.page.state import PAGE_SCRIPT, PAGE_STYLE, Page
+from minidbg.core.files import read_regular
+from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, parse_header, text_of
+from minidbg.core.text import display_path, moment, plural, printable
+from minidbg.watch import queries
+from minidbg.watch.events import Event, Matrix
+from minidbg.watch.repros import read_repro, repro_name
+from minidbg.watch.views import View
 
 try:
     import uvicorn
@@ -39,6 +49,10 @@ except ImportError as missing:
 REFRESH_S = 0.25
 """A page hears of changes no more often."""
 CLOSE_SECONDS = 5.0
+PAGE_HISTORY_ENTRIES = 50
+SHOWN_CHARACTERS = 200_000
+"""Of a script."""
+PAGE_STYLE, PAGE_SCRIPT = (templates.fill(name, {}) for name in ("page.css", "page.js"))
 
 
 def content_digest(text: str) -> str:
@@ -55,12 +69,12 @@ HEADERS = {
 }
 
 
-class PageServer(Page):
+class PageServer(View):
     """The server, in a thread of its own until it is closed."""
 
     def __init__(self, address: str, tell: Callable[[str], None]) -> None:
         """``address``: ``HOST:PORT``, ``HOST``, ``:PORT``; no port: any. Raises MinidbgError."""
-        super().__init__()
+        self.matrix, self.changes, self.lock = Matrix(), 0, threading.Lock()
         host, self.socket = bound(address)
         self.port = self.socket.getsockname()[1]
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(16)
@@ -84,6 +98,39 @@ class PageServer(Page):
         self.closing = self.server.should_exit = True
         self.thread.join(CLOSE_SECONDS)
         self.socket.close()
+
+    def show(self, event: Event) -> None:
+        with self.lock:
+            event.update(self.matrix)
+            self.changes += 1
+
+    def html(self, template: str = "page.html.j2") -> str:
+        with self.lock:
+            home = display_path(self.matrix.home) if self.matrix.home else ""
+            return filled(template, matrix=self.matrix, home=home)
+
+    def details_page(self, name: str) -> str:
+        """Its failure, what was seen of it, and its script. Raises MinidbgError for an unknown
+        name."""
+        with self.lock:
+            # an address has the name as it is shown: a file's need not be UTF-8
+            name = {printable(repro): repro for repro, _ in self.matrix.cells}.get(name, name)
+            cells, home = self.matrix.of_repro(name), Path(self.matrix.home)
+        path = home / name
+        if not cells or (repro := read_repro(path, repro_name(path, home))) is None:
+            raise MinidbgError(f"no repro {printable(name)} is watched")
+        script, header = "", None
+        try:
+            if not repro.damage:  # else it is nobody's to read, such as what a link leads to
+                script = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
+                header = parse_header(script, path)
+            if (rest := len(script) - SHOWN_CHARACTERS) > 0:
+                script = f"{script[:SHOWN_CHARACTERS]}\n# ... and {plural(rest, 'more character')}"
+        except (OSError, ValueError) as error:
+            script = f"# cannot be read: {error}"
+        past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
+        values = {"cells": cells, "repro": repro, "header": header, "script": script, "past": past}
+        return filled("details.html.j2", **values)
 
     def repro(self, request: Request) -> Response:
         """Starlette calls what is not ``async`` in a thread."""
@@ -134,6 +181,13 @@ class PageServer(Page):
 
     def is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode("utf-8", "backslashreplace"), self.token.encode())
+
+
+def filled(template: str, **values: Any) -> str:
+    return templates.fill(template, {
+        **values, "style": PAGE_STYLE, "script_of_page": PAGE_SCRIPT, "moment": moment,
+        "printable": printable,
+    })  # fmt: skip
 
 
 def is_loopback(host: str) -> bool:

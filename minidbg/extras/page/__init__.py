@@ -1,1 +1,0 @@
-"""The page of ``watch``: a file, or served beside the daemon."""
