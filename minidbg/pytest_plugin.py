@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from minidbg.core.outcome import Outcome, Verdict, is_expected
 from minidbg.core.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
 from minidbg.watch.repros import Repro, is_script, read_repro
 from minidbg.watch.runner import fork_for, judge_arguments, outcome_of_job
-from minidbg.watch.settings import DEVICES_CALL, Devices, Workers, chosen_devices, parse_devices
+from minidbg.watch.settings import Devices, Workers, chosen_devices, parse_devices
 from minidbg.workers import Request, Scripts, preload_for
 
 UNJUDGED = (Verdict.SKIPPED, Verdict.INVALID)
@@ -52,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--minidbg-devices",
         metavar="DEVICES",
-        help="as --minidbg, on these: cpu,cuda:1, or all (default: each on its own)",
+        help="as --minidbg, on these: cpu,cuda:1 (default: each on its own)",
     )
     group.addoption(
         "--minidbg-seconds",
@@ -65,7 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
-        parse_devices(config.getoption("minidbg_devices"))
+        if "all" in (parse_devices(config.getoption("minidbg_devices")) or ()):
+            raise pytest.UsageError("--minidbg-devices: name each, such as cpu,cuda:1")
     except MinidbgError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -125,8 +125,7 @@ class ReproFile(pytest.File):
         if repro is None or repro.damage:
             raise self.CollectError(f"{self.path}: {repro.damage if repro else 'has gone'}")
         wanted = parse_devices(self.config.getoption("minidbg_devices"))
-        here = devices_here() if wanted and "all" in wanted else Devices({})
-        for device in chosen_devices(repro.spec.device, wanted, here):
+        for device in chosen_devices(repro.spec.device, wanted, Devices({})):
             name = f"test_repro[{device}]"
             yield ReproItem.from_parent(self, name=name, repro=repro, device=device)
 
@@ -179,14 +178,3 @@ class ReproItem(pytest.Item):
 def outcome_sentence(outcome: Outcome) -> str:
     said = "\n".join(outcome.message.splitlines()[:5])
     return ": ".join(part for part in (str(outcome.verdict), outcome.reason, said) if part)
-
-
-@cache
-def devices_here() -> Devices:
-    """The devices of this machine, asked in a child: this process needs no torch."""
-    pool = Scripts(preload_for((), forks=False))
-    try:
-        ended = pool.run(Request(call=DEVICES_CALL))
-    finally:
-        pool.close()
-    return Devices.from_json(ended.value) if ended.answered else Devices({})
