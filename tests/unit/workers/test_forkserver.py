@@ -65,7 +65,12 @@ def test_answer_comes_from_the_askers_surroundings_of_now(
 
 
 @pytest.mark.parametrize(
-    "warm", ["", "aot", *(pytest.param(warm, marks=pytest.mark.slow) for warm in ("lowering", "codegen", "inductor"))]
+    "warm",
+    [
+        "",
+        "aot",
+        *(pytest.param(warm, marks=pytest.mark.slow) for warm in ("lowering", "codegen", "inductor")),
+    ],
 )
 def test_child_has_autograd_whatever_ran_here_and_whatever_the_server_has_compiled(warm: str) -> None:
     """The server's first backward is one of a single element: after a compile's no child could run another."""
