@@ -111,7 +111,12 @@ def runtime_modes() -> Golden:
         modules=("my_backend",),
     )
     context = Context(
-        grad=False, matmul_precision="high", config={"torch._inductor.config": {"max_autotune": True}}
+        grad=False,
+        autocast=(("cpu", "torch.bfloat16", True),),
+        deterministic=True,
+        default_dtype="torch.float64",
+        matmul_precision="high",
+        config={"torch._inductor.config": {"max_autotune": True, "cpp.threads": 1}},
     )
     message = 'RuntimeError: kernel failed: """quoted""" and \\ back'
     return Golden(
@@ -135,10 +140,11 @@ def accuracy_direct() -> Golden:
     graph.output((graph.call_function(torch.mm, (x, graph.get_attr("weight"))),))
     signature = Signature(Kind.ACCURACY, message="output: float")
     backend = BackendRef("adds_one", "adds_one", embedded=ADDS_ONE)
+    context = Context(grad=False, inference=True, default_device="cpu")
     case = Case(
         fx.GraphModule(root, graph),
         (torch.randn(20, 16, requires_grad=True),),
-        RunSpec(backend, signature=signature, call=CallPath.DIRECT, dynamic=False),
+        RunSpec(backend, context, signature, call=CallPath.DIRECT, dynamic=False),
         provenance=story(
             "output 0 differs: max relative error 3.1e-2",
             notes=("fails only when the backend is called directly",),

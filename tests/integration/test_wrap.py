@@ -111,17 +111,6 @@ def returns_no_callable(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> An
     return None
 
 
-HEALTHY: dict[str, Any] = {
-    "a function": lambda gm, example_inputs: lambda *args: gm(*args),
-    "a bound method": lambda gm, example_inputs: gm.forward,
-    "the graph module": lambda gm, example_inputs: gm,
-    "a boxed function": returns_a_boxed_function,
-    "a lazy graph module": returns_a_lazy_graph_module,
-    "eager": "eager",
-    "aot_eager": "aot_eager",
-}
-
-
 def fail(action: Callable[[], Any]) -> Exception:
     """The exception that ``action`` ends with."""
     try:
@@ -147,22 +136,11 @@ def without_and_with(backend: Any) -> tuple[Exception, Exception]:
     return plain, fail(lambda: torch.compile(double, backend=wrap(backend))(torch.ones(2)))
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
 # ---- transparent while it works
 
 
-@pytest.mark.parametrize("backend", HEALTHY.values(), ids=HEALTHY)
-def test_every_form_of_compiled_function_works(backend: Any, answers: Answers) -> None:
+@pytest.mark.parametrize("backend", [returns_a_boxed_function, returns_a_lazy_graph_module])
+def test_odd_forms_of_compiled_functions_work(backend: Any, answers: Answers) -> None:
     x = torch.randn(4, 6)
     compiled = torch.compile(double, backend=wrap(backend))
     assert torch.equal(compiled(x), double(x))
@@ -571,40 +549,13 @@ def test_the_same_failure_again_is_answered_from_memory(answers: Answers) -> Non
 # ---- on_failure="fallback"
 
 
-def bn_step(backend: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
-    """Gradient of the first weight, buffers and the RNG after two training steps."""
-    torch._dynamo.reset()
-    torch.manual_seed(5)
-    model = Net()
-    compiled = torch.compile(model, backend=backend)
-    for _ in range(2):
-        compiled(torch.randn(5, 6)).sum().backward()
-    return model.layers[0].weight.grad, dict(model.named_buffers()), torch.rand(3)
-
-
-@pytest.mark.parametrize(
-    "backend",
-    [raises, writes_then_raises, writes_while_compiling_then_raises],
-    ids=lambda backend: backend.__name__,
-)
-def test_fallback_is_eager_with_gradients_and_no_mutation_twice(
-    backend: Any, answers: Answers, caplog: pytest.LogCaptureFixture
-) -> None:
-    """TORCH.md: running eager after a failed call applies mutations twice (num_batches_tracked was 2 after a step)."""
-    gradient, buffers, rng = bn_step("eager")
-    found_gradient, found_buffers, found_rng = bn_step(wrap(backend, on_failure="fallback"))
-    assert torch.equal(gradient, found_gradient)
-    assert all(torch.equal(buffers[name], found_buffers[name]) for name in buffers)
-    assert found_buffers["layers.1.num_batches_tracked"] == 2
-    assert torch.equal(rng, found_rng)
-    assert [message.partition("going on with ")[2] for message in warnings_of(caplog)] == ["eager. report 1"]
-    assert len(answers.cases) == 1
-
-
-def test_a_fallback_captures_the_values_from_before_the_call(answers: Answers) -> None:
+@pytest.mark.parametrize("backend", [writes_then_raises, writes_while_compiling_then_raises])
+def test_a_fallback_is_eager_from_the_values_before_the_call(backend: Any, answers: Answers) -> None:
+    """TORCH.md: running eager after a failed call applies mutations twice."""
     x = torch.zeros(3)
-    result = torch.compile(accumulate, backend=wrap(writes_then_raises, on_failure="fallback"))(x)
-    assert torch.equal(answers.inputs[0][0], torch.zeros(3))
+    result = torch.compile(accumulate, backend=wrap(backend, on_failure="fallback"))(x)
+    if backend is writes_then_raises:
+        assert torch.equal(answers.inputs[0][0], torch.zeros(3))
     assert torch.equal(x, torch.ones(3))
     assert torch.equal(result, torch.full((3,), 2.0))
 
@@ -715,7 +666,7 @@ def test_a_link_that_dies_inside_aot_autograd_leaves_nothing_to_the_next(
     def gradients(backend: Any) -> list[torch.Tensor]:
         torch._dynamo.reset()
         torch.manual_seed(5)
-        model = Net()
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
         compiled = torch.compile(model, backend=backend, dynamic=dynamic)
         for size in (5, 7):
             compiled(torch.randn(size, 6)).sum().backward()

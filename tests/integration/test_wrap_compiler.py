@@ -20,7 +20,7 @@ from minidbg.core.errors import AccuracyError, BadSetting
 from minidbg.core.outcome import Kind, Verdict
 from minidbg.core.run_spec import CallPath, Level, RunSpec
 from minidbg.fx.case import Case
-from minidbg.wrapper import Report, report_of, stats, wrap, wrap_compiler
+from minidbg.wrapper import Report, report_of, stats, wrap_compiler
 from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
 
 
@@ -149,24 +149,6 @@ def test_fallback_goes_on_in_eager_with_the_same_bits(
     assert all(torch.equal(one, two) for one, two in zip(plain, ours, strict=True))
     assert {case.kind for case in answers.cases} == {kind}
     assert "going on with eager" in caplog.text
-
-
-def test_the_programs_own_error_is_not_blamed_on_the_compiler(answers: Answers) -> None:
-    """An index out of range fails in eager, too."""
-    wrapped = wrap_compiler(planted.works_boxed)
-    compiled = torch.compile(lambda x, i: x[i], backend=aot_autograd(fw_compiler=wrapped))
-    with pytest.raises(IndexError):
-        compiled(torch.ones(3), torch.tensor([5]))
-    assert not answers.cases
-
-
-@pytest.mark.slow
-def test_both_wrappers_around_one_failure_answer_once(answers: Answers) -> None:
-    inner = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
-    with pytest.raises(BackendCompilerFailed) as caught:
-        torch.compile(lambda x: torch.relu(x) + 1, backend=wrap(inner))(torch.ones(3))
-    assert len(answers.cases) == 1
-    assert "minidbg: report 1" in caught.value.__notes__
 
 
 def test_wrong_values_are_an_accuracy_error_at_the_first_call(answers: Answers) -> None:

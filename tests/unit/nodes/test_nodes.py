@@ -18,7 +18,7 @@ from minidbg import commands
 from minidbg.core.run_spec import Context
 from minidbg.fx.case import Case
 from minidbg.nodes.row import Row, TableMode
-from minidbg.nodes.walk import node_rows
+from minidbg.nodes.walk import MOST_IN_A_CHILD, node_rows
 from minidbg.repro.cases import backend_named, case_of
 
 OPS = (torch.sin, torch.tanh, torch.neg)
@@ -197,8 +197,8 @@ def test_exit_statuses(
 def test_a_wrong_lowering_of_inductor_is_the_first_bad_row() -> None:
     graph = fx.Graph()
     value = graph.placeholder("x")
-    for number in range(20):
-        op = torch.relu if number == 11 else OPS[number % len(OPS)]
+    for number in range(MOST_IN_A_CHILD + 5):  # the wrong one is asked for in the second child
+        op = torch.relu if number == MOST_IN_A_CHILD + 2 else OPS[number % len(OPS)]
         value = graph.call_function(op, (value,))
     graph.output((value,))
     bug = {"torch._inductor.config": {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}}

@@ -58,55 +58,6 @@ def test_an_operator_that_runs_nested_graphs_is_named_before_those_in_it(make_ca
     assert ops_phrase(case) == "cond, relu, sin and 2 other operators"
 
 
-MODES = Context(
-    grad=False,
-    autocast=(("cpu", "torch.bfloat16", True),),
-    deterministic=True,
-    default_dtype="torch.float64",
-    matmul_precision="high",
-    config={"torch._inductor.config": {"cpp.threads": 1}},
-)
-ODD = Context(
-    default_device="meta",
-    inference=True,
-    grad=False,
-    config={"a.b": {"c d": 1}, "__import__('os')": {"x": 2}},
-)
-
-
-@pytest.mark.parametrize(
-    ("context", "lines"),
-    [
-        (
-            MODES,
-            [
-                "import torch._inductor.config",
-                "torch.use_deterministic_algorithms(True)",
-                "torch.set_default_dtype(torch.float64)",
-                'torch.set_float32_matmul_precision("high")',
-                "torch._inductor.config.cpp.threads = 1",
-                'with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):',
-            ],
-        ),
-        (
-            ODD,
-            [
-                "import a.b",
-                "setattr(sys.modules['a.b'], 'c d', 1)",
-                "setattr(sys.modules[\"__import__('os')\"], 'x', 2)",
-                'with torch.inference_mode(), torch.device("meta"):',
-            ],
-        ),
-    ],
-    ids=["that differ from the defaults", "options that are no names do nothing else"],
-)
-def test_modes_are_lines_of_the_script(make_case, context, lines):
-    _, _, run = render(make_case(context=context)).text.partition("def _run(")
-    told = [line.strip() for line in run.partition(" outputs =")[0].splitlines()[2:] if line.strip()]
-    fixed = ("torch.manual_seed(0)", "values = inputs(device)")
-    assert [line for line in told if line not in fixed] == lines
-
-
 def test_the_message_is_cut_to_its_first_lines(make_case):
     message = "\n".join(f"line {number} " + "x" * 300 for number in range(40))
     lines = docstring(make_case(provenance=Provenance(message=message)), values="").splitlines()
