@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config
+import torch._inductor.compile_fx  # else dynamo.reset() imports it by the wrapper, while it goes over its table of backends
 from functorch.compile import nop
 from support.new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
