@@ -554,7 +554,10 @@ def test_the_same_failure_again_is_answered_from_memory(answers: Answers) -> Non
 def test_a_fallback_is_eager_from_the_values_before_the_call(backend: Any, answers: Answers) -> None:
     """TORCH.md: running eager after a failed call applies mutations twice."""
     x = torch.zeros(3)
-    result = torch.compile(accumulate, backend=wrap(backend, on_failure="fallback"))(x)
+    wrapped = wrap(backend, on_failure="fallback")
+    result, drawn = torch.compile(lambda x: (accumulate(x), torch.rand(3)), backend=wrapped)(x)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(3))
     if backend is writes_then_raises:
         assert torch.equal(answers.inputs[0][0], torch.zeros(3))
     assert torch.equal(x, torch.ones(3))
