@@ -19,7 +19,8 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import click
 
-from minidbg.core.errors import MinidbgError, Terminated
+from minidbg.core import environment
+from minidbg.core.errors import ONE_PROCESS, DeviceInUse, MinidbgError, Terminated
 from minidbg.core.files import glob
 from minidbg.core.metrics import Judge
 from minidbg.core.script_header import HIDDEN
@@ -152,6 +153,20 @@ def note(text: str) -> None:
     """One line on stderr, unless quiet."""
     if VERBOSITY.get() >= 0:
         click.echo(f"minidbg: {printable(text)}", err=True)
+
+
+def begin_again(refusal: DeviceInUse) -> None:
+    """Become a process that leaves the device to its questions: this one has it, for good. Returns
+    where that is known already, so that it is another program which has it."""
+    from minidbg.torch_internals import devices
+
+    if devices.is_exclusive(refusal.device):
+        return
+    note(f"{refusal.kind} {ONE_PROCESS}: begun again, and questions come one at a time")
+    kinds = {environment.EXCLUSIVE_KINDS: " ".join({*devices.EXCLUSIVE, refusal.kind})}
+    sys.stdout.flush()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # those of a driver too
+    os.execve(sys.executable, sys.orig_argv, environment.for_judge() | kinds)
 
 
 def repro_folder() -> Path:

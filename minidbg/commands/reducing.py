@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import click
 
 from minidbg.commands import output
 from minidbg.commands.output import note, print_error, print_json, repro_folder
-from minidbg.core.errors import ONE_PROCESS, DeviceInUse, Interrupted
+from minidbg.core.errors import DeviceInUse, Interrupted
 from minidbg.core.text import display_path, plural
 
 
@@ -98,9 +97,8 @@ def reduce_one(
     """Reduce it, print what came of it; the exit status. The first Ctrl-C ends the search alone.
     Raises Interrupted, and what the script's code raises."""
     from minidbg import library
-    from minidbg.core import environment, settings
+    from minidbg.core import settings
     from minidbg.reduction.result import Limits, on_stream
-    from minidbg.torch_internals import devices
 
     granted = Limits(**limits, value_limit_bytes=settings.load().value_limit_bytes).begun()
     interrupted = False
@@ -118,14 +116,8 @@ def reduce_one(
         with contextlib.redirect_stdout(sys.stderr), on_stream(sys.stderr) as listener:
             written = library.reduced(path, backend=backend, limits=granted, folder=folder, listener=listener)
     except DeviceInUse as refusal:
-        if devices.is_exclusive(refusal.device):
-            raise
-        # this process has it, for good: it becomes one that leaves the device to its questions
-        note(f"{refusal.kind} {ONE_PROCESS}: begun again, and questions come one at a time")
-        kinds = {environment.EXCLUSIVE_KINDS: " ".join({*devices.EXCLUSIVE, refusal.kind})}
-        sys.stdout.flush()
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # those of a driver too
-        os.execve(sys.executable, sys.orig_argv, environment.for_judge() | kinds)
+        output.begin_again(refusal)
+        raise
     except (KeyboardInterrupt, Interrupted):
         how_to = f"to go on: minidbg reduce {display_path(path)}"
         raise Interrupted(f"interrupted before a repro was verified; {how_to}") from None

@@ -15,7 +15,7 @@ import click
 
 from minidbg.commands import output
 from minidbg.commands.output import note
-from minidbg.core.errors import MinidbgError
+from minidbg.core.errors import DeviceInUse, MinidbgError
 from minidbg.core.text import display_path, printable
 
 if TYPE_CHECKING:
@@ -97,22 +97,26 @@ def nodes(
 
     if no_fallback and mode == "accumulated":
         raise click.UsageError("--no-fallback needs --mode isolated: it asks each node alone")
-    with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
-        case = case_in(path, backend)
-    case = case.with_spec(golden=golden or case.spec.golden, judge=judge or case.spec.judge)
-    rows = []
-    with contextlib.ExitStack() as files:
-        writers = [*writers_of(files, csv_file, jsonl_file)]
-        for row in node_rows(case, mode=TableMode(mode), seconds=seconds):
-            if no_fallback and row.ran_elsewhere and not row.status.is_bad:
-                reason = row.reason or f"it ran on {row.ran_on}"
-                row = replace(row, status=Status.ERROR, reason=reason)
-            rows.append(row)
-            for write in writers:
-                write(row)
-    bad = next((row for row in rows if row.status.is_bad), None)
-    print_rows(rows, bad)
-    click.echo(ending(path, case, rows, bad, seconds))
+    with contextlib.ExitStack() as until_the_end:
+        with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
+            case = case_in(path, backend, until_the_end)
+        case = case.with_spec(golden=golden or case.spec.golden, judge=judge or case.spec.judge)
+        rows = []
+        writers = [*writers_of(until_the_end, csv_file, jsonl_file)]
+        try:
+            for row in node_rows(case, mode=TableMode(mode), seconds=seconds):
+                if no_fallback and row.ran_elsewhere and not row.status.is_bad:
+                    reason = row.reason or f"it ran on {row.ran_on}"
+                    row = replace(row, status=Status.ERROR, reason=reason)
+                rows.append(row)
+                for write in writers:
+                    write(row)
+        except DeviceInUse as refusal:
+            output.begin_again(refusal)
+            raise
+        bad = next((row for row in rows if row.status.is_bad), None)
+        print_rows(rows, bad)
+        click.echo(ending(path, case, rows, bad, seconds))
     sys.exit(1 if bad else 0)
 
 
@@ -168,7 +172,7 @@ def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds
         judged = sum(row.status == "ok" for row in rows)
         other = f"minidbg nodes {display_path(path)} --backend NAME"
         return f"no bad row of {judged} judged; another backend: {other}"
-    if bad.ran_elsewhere:
+    if bad.status == "error" and bad.ran_elsewhere:
         ran = sum(row.ran_elsewhere for row in rows)
         return f"{ran} of {len(rows)} nodes ran elsewhere; next: a kernel for {bad.op}"
     cases = [case]
@@ -186,15 +190,17 @@ def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds
     return f"next: minidbg nodes {display_path(path)} --mode accumulated"
 
 
-def case_in(path: Path, backend: str | None) -> Case:
+def case_in(path: Path, backend: str | None, until_the_end: contextlib.ExitStack) -> Case:
     """The case in a script or a ``.pt2`` file, for ``backend`` instead of its own, inductor for a
     program. Raises UnreadableRepro, UnknownBackend, BackendUnreachable, what the script does."""
     from minidbg import backends, repro
     from minidbg.core.errors import BackendUnreachable
     from minidbg.extras import importers
+    from minidbg.torch_internals.devices import kept_on_cpu
 
     if (forms := importers.forms_of(path, backend)) is not None:
         return next(iter(forms))
+    until_the_end.enter_context(kept_on_cpu(repro.read_header(path).spec.device))
     case = repro.load(path)
     if backend is not None:
         reference = backend if ":" in backend else None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minidbg import oracle, workers
-from minidbg.core.errors import BackendUnreachable
+from minidbg.core.errors import BackendUnreachable, DeviceInUse
 from minidbg.core.machine import memory_limit
 from minidbg.core.records import record_of
 from minidbg.core.text import last_line
@@ -62,7 +62,7 @@ class Asker:
         """What a child says of these nodes, within ``times`` the limit; last, where it died or
         hung, ``{"end": why}``.
 
-        Raises OSError when no process can be made, and BackendUnreachable."""
+        Raises OSError when no process can be made, DeviceInUse, and BackendUnreachable."""
         seconds = self.seconds * times
         reading, writing = os.pipe()
         with open(reading, "rb", buffering=0) as stream:
@@ -94,6 +94,8 @@ class Asker:
                 asked.cancel()
         if ended.answered and "refused" in ended.value:
             raise BackendUnreachable(ended.value["refused"])
+        if device := oracle.taken_device(self.case, ended):
+            raise DeviceInUse(device)
         if ended.error:
             last = last_line(ended.error)
             yield {"end": f"a bug in minidbg: {last}", "status": Status.ERROR}
@@ -113,7 +115,7 @@ def node_rows(
     """A row for each node of ``case``'s graph that gives tensors, in order, as it is there.
 
     A row is bad by the judge of ``case``. ``seconds`` are for each node. Raises OSError when no
-    process can be made, and BackendUnreachable.
+    process can be made, DeviceInUse, and BackendUnreachable.
     """
     case = case.with_spec(signature=None, backward=False)
     with contextlib.ExitStack() as stack:

@@ -165,6 +165,10 @@ def test_a_device_that_the_program_has_to_itself_is_left_alone_until_its_end(
     assert "10 -> 1 nodes" in reduced.stderr, reduced.stderr
     path = only_repro(tmp_path)
     assert run(path, **wrong).returncode == 1
+    table = run("-m", "minidbg", "nodes", path, **wrong)
+    assert f"{only_one}: begun again" in table.stderr, table.stderr
+    assert "<------" in table.stdout, table.stdout + table.stderr
+    assert table.stdout.splitlines()[-1].startswith("next: minidbg reduce"), table.stdout
     path.unlink()
     done = run("-m", "minidbg", "run", *program, bug="raises:gelu", **lock)
     assert f"not reduced at once: {only_one}" in done.stdout
