@@ -1,9 +1,7 @@
 """Runs in children: what kills the child, or never comes back, is an Outcome like any other.
 
-How long such a call may take when the case is a hang is derived from what a healthy call takes with
-the same backend. A hang is only known by its length, and each question that shows it costs all of
-the limit. So the limit must be short, and still so long that a healthy call on a busy machine stays
-far below it.
+A hang is only known by its length, and each question that shows it costs all of its time limit:
+that is made of what a healthy call takes with the same backend, which must stay far below it.
 """
 
 from __future__ import annotations
@@ -121,8 +119,7 @@ def is_hang(outcome: Outcome) -> bool:
 
 
 def outcome_of_question(case: Case, done: Ended, deadline: Deadline) -> Outcome:
-    """What a child's end says of ``case``: its answer or its death. Raises BackendUnreachable, and
-    DeviceInUse."""
+    """What a child answers about ``case``, or its death. Raises BackendUnreachable, DeviceInUse."""
     if done.answered and "refused" in done.value:
         raise BackendUnreachable(done.value["refused"])
     if done.answered:
@@ -175,10 +172,8 @@ NOT_IN_FORKS: set[Key] = set()
 
 def time_for(case: Case, seconds: float, ask: Callable[[Case, float], Outcome], deadline: Deadline) -> float:
     """Seconds after which ``case`` hangs, by ``ask``, a run with a limit in seconds; ``seconds``
-    when the backend did not do even one addition here.
-
-    A backend that hangs there in a fork is asked in fresh interpreters from then on.
-    """
+    when the backend did not do even one addition here. One that hangs there in a fork is asked in
+    fresh interpreters from then on."""
     key = key_of(case)
     if key not in HEALTHY:
         outcome = ask(one_addition(case), ADDITION_S)
@@ -239,9 +234,7 @@ MACHINE_FAILURES = {
     "no process could be made": r"BlockingIOError: \[Errno 11\]|\bf?v?fork: [^\n]*Resource temporarily unavailable",
 }
 """Failures of what a question is asked with, not of the backend: why, and how their text looks.
-
-``file`` must lie in the kernel cache; the same of another file is the backend's own.
-"""
+``file`` must lie in the kernel cache; the same of another file is the backend's own."""
 
 
 def unless_the_machine_failed(
@@ -251,12 +244,9 @@ def unless_the_machine_failed(
     deadline: Deadline = NEVER,
     pause: Callable[[float], object] = time.sleep,
 ) -> Outcome:
-    """The outcome of ``ask()``, which is called again where the machine failed and not the backend.
-
-    Where the machine goes on failing, or the ``deadline`` is over, the outcome is invalid and says
-    why. A failure that is ``expected`` is the answer, whatever it looks like. Raises OSError when
-    no process can be made.
-    """
+    """The outcome of ``ask()``, which is called again where the machine failed and not the backend;
+    where it goes on failing, or the ``deadline`` is over, invalid. A failure that is ``expected``
+    is the answer, whatever it looks like. Raises OSError when no process can be made."""
     for seconds in (*PAUSES_S, None):
         try:
             outcome = ask()
@@ -282,11 +272,10 @@ def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:
     unexpected = outcome.verdict in (Verdict.CHANGED, Verdict.INVALID)
     if not unexpected and (expected is not None or outcome.verdict is not Verdict.REPRODUCES):
         return None
+    folder = os.environ.get(CACHE_VARIABLE)
     for why, pattern in MACHINE_FAILURES.items():
-        found = re.search(pattern, outcome.message)
-        file = found.groupdict().get("file") if found is not None else None
-        folder = os.environ.get(CACHE_VARIABLE)
-        is_ours = file is None or (folder is not None and Path(file).is_relative_to(folder))
-        if found is not None and is_ours:
-            return why
+        if (match := re.search(pattern, outcome.message)) is not None:
+            file = match.groupdict().get("file")
+            if file is None or (folder is not None and Path(file).is_relative_to(folder)):
+                return why
     return None

@@ -47,9 +47,9 @@ def last_stage_needed(case: Case) -> torch_internals.InductorStop | None:
     """The last stage of inductor, short of all, in which the case's failure can happen: a graph
     that comes through it has passed."""
     signature = case.signature
-    if signature is None or (signature.kind, signature.direction) != (Kind.COMPILE, Direction.FORWARD):
-        return None
-    if case.spec.backward or case.backend.expression.strip("'\"") != "inductor":
+    is_inductors = case.backend.expression.strip("'\"") == "inductor" and not case.spec.backward
+    failure = (signature.kind, signature.direction) if signature and is_inductors else None
+    if signature is None or failure != (Kind.COMPILE, Direction.FORWARD):
         return None
     own = [frame for frame in signature.frames if frame.startswith(INDUCTOR)]
     innermost = signature.frames[0] if signature.frames else ""
@@ -60,7 +60,6 @@ def last_stage_needed(case: Case) -> torch_internals.InductorStop | None:
     return None
 
 
-Note = Callable[[str], object]
 ANOTHER_GRAPH = "dynamo handed another graph to the backend"
 """How the reason of an outcome begins that says nothing about the case on this call path."""
 
@@ -68,7 +67,7 @@ ANOTHER_GRAPH = "dynamo handed another graph to the backend"
 def execute(
     case: Case,
     *,
-    note: Note = lambda phase: None,
+    note: Callable[[str], object] = lambda phase: None,
     to_the_end: bool = True,
     seen: Callable[[Comparison], object] = lambda comparison: None,
 ) -> Outcome:

@@ -48,8 +48,7 @@ def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[s
 
 
 def warmup_for(case: Case) -> workers.Warmup:
-    """What the server does before its children find ``case``'s backend set up; nothing that may end
-    or hang it, as it does them."""
+    """What the server does for children with ``case``; nothing that may end or hang it too."""
     if case.spec.traits.dies:
         return workers.Warmup(warm="imports")
     stop = last_stage_needed(case)
@@ -68,8 +67,11 @@ def packed(case: Case, *, share: float = 1.0, machine: Machine = HERE) -> Iterat
     memory, disk = workers.start_server().folder, Path(tempfile.gettempdir())
     room = max(map(machine.disk_free, (memory, disk))) * share - SPARE_BYTES
     parcel = transport.pack(case, room_bytes=transport.NO_SIZE_LIMIT if share == 1.0 else int(room))
-    sent = ((key, file_of(owner)) for key, owner in parcel.owners.items())
-    files = {key: path for key, path in sent if path is not None}
+    files = dict[str, Path]()
+    for key, sent in parcel.owners.items():
+        state, path = SENT.get(sent, (None, None))  # type: ignore[no-untyped-call]  # torch's
+        if path is not None and state == storage_state(sent) and path.exists():
+            files[key] = path  # it was sent before, or came from there, and is unwritten since
     new = {key: data.numpy() for key, data in parcel.storages.items() if key not in files}
     size = sum(array.size for array in new.values())
     fits = machine.disk_free(memory) * share >= size + SPARE_BYTES
@@ -117,12 +119,6 @@ def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
     return replace(transport.unpack(table, stored), compiler=compiler)
 
 
-def file_of(owner: Tensor) -> Path | None:
-    """The file with ``owner``'s bytes, if it was sent before or came from one, unwritten since."""
-    state, path = SENT.get(owner, (None, None))  # type: ignore[no-untyped-call]  # untyped in torch
-    return path if path is not None and state == storage_state(owner) and path.exists() else None
-
-
 def remember(owner: Tensor, path: Path) -> None:
     """Keep that the file at ``path`` has the bytes of ``owner``: they are not written again."""
     if is_counted(owner):
@@ -142,12 +138,10 @@ def storage_state(owner: Tensor) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def pickled_for_children(case: Case) -> Iterator[Case]:
-    """A block with ``case`` as children of the forkserver may have it: its live backend in a file,
-    where a person would have to fill it in.
+    """A block with ``case`` as children of the forkserver may have it: its live backend, where a
+    person would have to fill it in, in a file that each child unpickles, and the server never.
 
-    Each child that loads the case unpickles it, and the server never does. Any other case is as it
-    was. Raises BackendUnreachable for what cannot be pickled, and OSError where no server can be
-    started.
+    Raises BackendUnreachable for what cannot be pickled, OSError where no server can be started.
     """
     if not case.backend.missing_backend or case.compiler is None:
         yield case

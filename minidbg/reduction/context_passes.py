@@ -21,7 +21,12 @@ def simplify(case: Case, fails: Callable[[Case], bool]) -> Case:
         candidate = change(case)
         if candidate is not case and fails(candidate):
             case = candidate
-    return case.with_spec(context=without_defaults(case.spec.context))
+    context, config = case.spec.context, dict[str, Any]()
+    usual = plain_context(context).config  # options that are as in a fresh process go
+    for module, options in context.config.items():
+        others = {name: value for name, value in options.items() if value != usual[module][name]}
+        config |= {module: others} if others else {}
+    return case.with_spec(context=replace(context, config=config))
 
 
 def changed(case: Case, **fields: Any) -> Case:
@@ -52,15 +57,6 @@ def plain_context(context: Context) -> Context:
         for module, options in context.config.items()
     }
     return replace(Context(), threads=context.threads, env=context.env, config=config)
-
-
-def without_defaults(context: Context) -> Context:
-    """``context`` without the options that are as they are in a fresh process."""
-    config, usual = dict[str, Any](), plain_context(context).config
-    for module, options in context.config.items():
-        changed = {name: value for name, value in options.items() if value != usual[module][name]}
-        config |= {module: changed} if changed else {}
-    return replace(context, config=config)
 
 
 def without_unused_numbers(case: Case) -> Case:

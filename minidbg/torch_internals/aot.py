@@ -79,11 +79,9 @@ def guard_backward(
 ) -> None:
     """Tell ``on_error`` what this one graph's compiled backward raises; it is raised all the same.
 
-    Each run is inside of ``around()``.
-
-    The backward is compiled when it first runs, inside ``loss.backward()``, where no wrapper of the
-    forward sees it. ``_backward_impl`` is looked up on the class at each call. Dynamo would trace
-    ours where a compiled frame asks for gradients.
+    Each run is inside of ``around()``. The backward is compiled when it first runs, inside
+    ``loss.backward()``, where no wrapper of the forward sees it. ``_backward_impl`` is looked up on
+    the class at each call. Dynamo would trace ours where a compiled frame asks for gradients.
     """
     implementation = function_class._backward_impl
 

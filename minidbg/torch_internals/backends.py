@@ -46,15 +46,12 @@ def configured_backend(
     when given. Raises RuntimeError for an option or mode that inductor does not know.
     """
     if backend == "inductor":
-        made: Callable[..., Any] = as_torch_compile_has_it(backend, mode, dict(options or {}))
-        return made
+        return as_torch_compile_has_it(backend, mode, dict(options or {}))
     from torch._dynamo.backends.registry import lookup_backend
 
-    keywords: dict[str, Any] = {}
+    keywords: dict[str, Any] = {"options": dict(options)} if options else {}
     if mode and mode != "default":
         keywords["mode"] = mode
-    if options:
-        keywords["options"] = dict(options)
     found = lookup_backend(backend)
     return functools.partial(found, **keywords) if keywords else found
 
@@ -93,7 +90,7 @@ def is_backend_of_a_program(backend: object) -> bool:
 @private
 def as_torch_compile_has_it(
     backend: Any, mode: str | None = None, options: Any = None, dynamic: bool | None = None
-) -> Any:
+) -> Callable[..., Any]:
     """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages."""
     if backend == "inductor":
         return torch._TorchCompileInductorWrapper(mode, options, dynamic)

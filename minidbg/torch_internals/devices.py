@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from importlib.metadata import entry_points
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -31,9 +32,8 @@ ONE_DEVICE = ("mps",)
 FREE_IS_ALL = ("hpu",)
 """Kinds whose free bytes hold already what their allocator keeps."""
 EXCLUSIVE = {"spyre", "tpu", *os.environ.get(environment.EXCLUSIVE_KINDS, "").split()}
-"""Kinds whose device one process at a time may open. Others have an entry point of that name in
-``EXCLUSIVE_GROUP``; and a kind is added once a child has heard that its device is in use."""
-EXCLUSIVE_GROUP = "minidbg_exclusive_devices"
+"""Kinds whose device one process at a time may open. Others have an entry point of that name; and a
+kind is added once a child has heard that its device is in use."""
 KEPT_ON_CPU: ContextVar[str] = ContextVar("minidbg_kept_on_cpu", default="")
 """The device whose tensors are on the CPU here, so that children may open it, one after another."""
 
@@ -61,8 +61,8 @@ def place_here(device: str) -> str:
 
 def is_exclusive(device: str) -> bool:
     kind = device.partition(":")[0]
-    is_declared = kind not in HOST and bool(entry_points(group=EXCLUSIVE_GROUP, name=kind))
-    return is_declared or kind in EXCLUSIVE
+    declared = () if kind in HOST else entry_points(group="minidbg_exclusive_devices", name=kind)
+    return bool(declared) or kind in EXCLUSIVE
 
 
 @contextlib.contextmanager
@@ -73,10 +73,10 @@ def kept_on_cpu(device: str) -> Iterator[None]:
         if is_exclusive(device):
             until_the_end.callback(KEPT_ON_CPU.reset, KEPT_ON_CPU.set(device))
             module = module_of(device.partition(":")[0])
-            if (asked := getattr(module, "_is_in_bad_fork", None)) is not None:
-                until_the_end.callback(setattr, module, "_is_in_bad_fork", asked)
+            if hasattr(module, "_is_in_bad_fork"):
                 # else ``torch.manual_seed`` seeds the device, which opens it
-                module._is_in_bad_fork = lambda: True
+                seeds_nothing = mock.patch.object(module, "_is_in_bad_fork", return_value=True)
+                until_the_end.enter_context(seeds_nothing)
         yield
 
 

@@ -75,14 +75,6 @@ def restoring_counters() -> Iterator[dict[str, Counter[str]]]:
                 del counters[kind]
 
 
-def count_after_all(counted: dict[str, Counter[str]]) -> None:
-    from torch._dynamo.utils import counters
-
-    for kind, counts in counted.items():
-        if counts:
-            counters[kind].update(counts)
-
-
 @private_or(lambda error: True)
 def is_control_flow(error: BaseException) -> bool:
     """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.
@@ -159,12 +151,11 @@ def recompilations() -> list[tuple[CodeType, int, str]]:
     return listed
 
 
+@contextlib.contextmanager
 @private
-def many_recompiles() -> contextlib.AbstractContextManager[None]:
-    patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
-        recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20
-    )
-    return patch
+def many_recompiles() -> Iterator[None]:
+    with torch._dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
+        yield
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from minidbg.torch_internals.dynamo import compiling_alone, count_after_all
+from minidbg.torch_internals.dynamo import compiling_alone
 from minidbg.torch_internals.private_names import private_or
 
 TAG = "minidbg"
@@ -47,7 +47,12 @@ def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
         if compiler.compiled_bw is None:
             found.append((node, impl, compiler))
     for node, impl, compiler in found:
-        node._forward_cls = _own_function(node._forward_cls, impl, _own_compiler(compiler))
+        made, ours = node._forward_cls, _own_compiler(compiler)
+        # what a backward of ours sets, it sets in this one and in the compiler
+        own: Any = type(made.__name__, (made,), {})
+        own._backward_impl = _closing_over(impl, CompiledFunction=own, backward_compiler=ours)
+        own.backward = _closing_over(made.backward, CompiledFunction=own)
+        node._forward_cls = own
     return True
 
 
@@ -71,15 +76,6 @@ def _closing_over(function: Callable[..., Any], **values: Any) -> staticmethod[.
     cells = tuple(types.CellType(variables[name]) for name in function.__code__.co_freevars)
     code, module, name = function.__code__, function.__globals__, function.__name__
     return staticmethod(types.FunctionType(code, module, name, function.__defaults__, cells))
-
-
-def _own_function(made: Any, impl: Callable[..., Any], compiler: Any) -> Any:
-    """The autograd.Function ``made`` for a node of ours: what its backward sets, it sets in this
-    one and in ``compiler``."""
-    own: Any = type(made.__name__, (made,), {})
-    own._backward_impl = _closing_over(impl, CompiledFunction=own, backward_compiler=compiler)
-    own.backward = _closing_over(made.backward, CompiledFunction=own)
-    return own
 
 
 def _own_compiler(compiler: Any) -> Any:
@@ -130,7 +126,9 @@ class CompiledAhead:
         self.compiler.bw_compiler = self.compile
         if self.made is None or self.compiler.fw_metadata.bw_donated_idxs != self.donated:
             return self.compile(module, placeholders)
-        count_after_all(self.counted)
+        for kind, counts in self.counted.items():
+            if counts:
+                torch._dynamo.utils.counters[kind].update(counts)
         for one in self.warned:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)
         return self.made

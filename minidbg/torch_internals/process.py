@@ -147,11 +147,10 @@ def import_for_compiling(*, inductor: bool) -> None:
 @private
 def leave_out_measurements() -> None:
     """Have dynamo in this process leave out what only its logs want: a third of a small graph's
-    compile in a forked child.
+    compile in a forked child. Where torch does not have these names, nothing happens.
 
     Each compile otherwise flushes the processor's caches to time its guards, and tokenizes the
-    whole file of the traced function for the name in a log line. Both are private; where torch does
-    not have them, nothing happens.
+    whole file of the traced function for the name in a log line.
     """
     guards = sys.modules.get("torch._dynamo.guards")
     names = sys.modules.get("torch._dynamo.funcname_cache")
@@ -167,7 +166,6 @@ def one_thread_after_fork() -> None:
 
     A child that asks for a second thread waits for ever at its first matmul, and at its first
     compile where a thread of the parent was compiling: that thread holds dynamo's lock.
-    ``compile_threads`` is private.
     """
     torch.set_num_threads(1)
     if "torch._dynamo.convert_frame" in sys.modules:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
@@ -224,21 +224,23 @@ def run_python(
     memory_bytes: int | None = None,
 ) -> Ended:
     """Run ``python *argv`` for at most ``seconds``; it ends with all that it started. ``env``
-    overrides variables; None unsets one.
-
-    ``memory_bytes`` is what it and all that it starts may hold.
-    ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be made.
-    """
+    overrides variables; None unsets one. ``memory_bytes`` is what it and all that it starts may
+    hold. ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be
+    made."""
     arguments = [os.fspath(part) for part in argv]
     arguments = arguments[1:] if arguments[:1] == [sys.executable] else arguments
     began = time.monotonic()
     with Pipe(TAIL_BYTES) as out, Pipe(TAIL_BYTES) as err:
-        with no_core_files():
+        soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # it may be meant to die
+        try:
             process = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", *arguments],
                 stdin=subprocess.DEVNULL, stdout=out.write_end, stderr=err.write_end, cwd=cwd,
                 start_new_session=True, env=environment.for_judge(given=env),
             )  # fmt: skip
+        finally:
+            resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
         child = Child(process.pid, (out, err))
         try:
             child.wait_until(began + seconds, memory_bytes)
@@ -252,17 +254,6 @@ def run_python(
             stderr_tail=err.text(),
             seconds=time.monotonic() - began,
         )
-
-
-@contextlib.contextmanager
-def no_core_files() -> Iterator[None]:
-    """A block in which a process that is started leaves no core file: it may be meant to die."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
 # ---- in the child --------------------------------------------------------------------------------

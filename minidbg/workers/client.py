@@ -513,10 +513,8 @@ class Pool(Protocol):
 
 
 def preload_for(backends: Iterable[str], *, forks: bool) -> Warmup:
-    """What a server for repros of these backends has to import: inductor only where one needs it.
-
-    Nothing if it is not to fork. ``MINIDBG__WATCH_PRELOAD=none``: no torch, for scripts without it.
-    """
+    """What a server for repros of these backends has to import: inductor only where one needs it,
+    nothing if it is not to fork. ``MINIDBG__WATCH_PRELOAD=none``: for scripts without torch."""
     if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
         return Warmup()
     modules = ("torch", "safetensors.torch", "minidbg.judge.script", "minidbg.core.script_header")

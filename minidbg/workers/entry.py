@@ -64,7 +64,10 @@ def run_script(request: Mapping[str, Any], after: str = "") -> int:
             exec(code, vars(made))
         return 0
     except SystemExit as ended:
-        return exit_status(ended)
+        if ended.code is None or isinstance(ended.code, int):
+            return (ended.code or 0) & 0xFF
+        print(ended.code, file=sys.stderr)
+        return NO_VERDICT
     except BaseException:  # noqa: BLE001 - a traceback and a status of its own, as of any script
         traceback.print_exc()
         return NO_VERDICT
@@ -104,21 +107,9 @@ def compile_anew(paths: Sequence[str]) -> None:
     SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
 
 
-def exit_status(ended: SystemExit) -> int:
-    if ended.code is None:
-        return 0
-    if isinstance(ended.code, int):
-        return ended.code & 0xFF
-    print(ended.code, file=sys.stderr)
-    return NO_VERDICT
-
-
 def loaded_files(last_module: str = "") -> Iterator[str]:
-    """Every file this process has loaded code from: modules, and shared libraries (Linux).
-
-    Of modules only those that came after ``last_module``: in a forked child, a look at each of the
-    server's would copy twenty megabytes of its memory.
-    """
+    """Every file this process has loaded code from: shared libraries (Linux), and modules that came
+    after ``last_module``: in a forked child, a look at the server's would copy twenty megabytes."""
     for name in [*itertools.takewhile(lambda name: name != last_module, reversed(sys.modules))]:
         path = getattr(sys.modules[name], "__file__", None)
         if isinstance(path, str):

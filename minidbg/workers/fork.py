@@ -55,16 +55,13 @@ def call_in_fork(
 ) -> Ended:
     """Run ``fn`` in a forked child with a time limit and a memory limit.
 
-    ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt. ``program``: ``fn``
-    becomes a program, whose stdout is told apart, and which inherits no file of ours but
-    ``stdin``; it says how many threads torch has.
-
-    A KeyboardInterrupt here ends the child; where it ``interrupts``, the first one is passed on to
-    the child (which must let SIGINT in), and only the second one ends it.
-
-    ``memory_bytes`` is what the child and all that it starts may hold, unless it ``execs`` beyond
-    what this process holds now. ``note`` may be written to by ``fn``; its last text is in the
-    result. Raises OSError when no process can be made.
+    ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt, which ends the
+    child; where it ``interrupts``, the first one is passed on to it (it must let SIGINT in).
+    ``program``: ``fn`` becomes a program, whose stdout is told apart, and which inherits no file of
+    ours but ``stdin``; it says how many threads torch has. ``memory_bytes`` is what the child and
+    all that it starts may hold, unless it ``execs`` beyond what this process holds now. ``note``
+    may be written to by ``fn``; its last text is in the result. Raises OSError when no process can
+    be made.
     """
     began = time.monotonic()
     shared = 0 if execs else own_bytes(os.getpid())

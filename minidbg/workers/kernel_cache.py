@@ -20,10 +20,8 @@ ELF64_SIZE = 64
 
 @contextlib.contextmanager
 def own_kernel_cache() -> Iterator[Path]:
-    """A block in which inductor, here and in children, keeps its kernels in a folder of minidbg's.
-
-    Where no folder can be made, the setting stays as it was.
-    """
+    """A block in which inductor, here and in children, keeps its kernels in a folder of minidbg's,
+    where one can be made."""
     folder, before = kernel_folder(), os.environ.get(CACHE_VARIABLE)
     with contextlib.suppress(OSError):
         os.environ |= where_kernels_go()
@@ -57,19 +55,17 @@ def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]
 
     A file that a process has open stays: another minidbg's compiler is just writing it.
     """
-    unfinished = []
+    unfinished, removed = [], []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
             written = path.stat().st_mtime
             header = path.suffix in (".gch", ".pch") and since is not None and written >= since
             if header or (path.suffix == ".so" and is_cut_short(path)):
                 unfinished.append(path)
-    removed = []
     in_use = open_files() if unfinished else set()
     for path in unfinished:
         with contextlib.suppress(OSError):
-            status = path.stat()
-            # looked at again: it may have been finished since
+            status = path.stat()  # looked at again: it may have been finished since
             inode = (status.st_dev, status.st_ino)
             if inode not in in_use and (path.suffix != ".so" or is_cut_short(path)):
                 path.unlink()

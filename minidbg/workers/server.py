@@ -1,7 +1,6 @@
 """The server: one loop that forks. What it imports is prepared before each fork; a supervisor is
-forked for each question, runs it in a child and answers.
+forked for each question (``client.Question``), runs it in a child and answers.
 
-A question is a function's name, an argument of plain values and limits (``client.Question``).
 Who may ask has a control socket: the process that started the server, and each child whose question
 wants that. So several questions may be under way at once, from several processes and threads. An
 asker who writes a byte, closes the socket or dies ends its question.
@@ -227,18 +226,15 @@ def starts_nothing(module: str) -> bool:
         importlib.import_module(module)
         if os.listdir("/proc/self/task") != threads or devices.in_use() is not None:
             return False
-        kinds = devices.present()
+        kinds, torch = devices.present(), sys.modules["torch"]
         limit = SERVER_START_LIMIT_S / 8
-        return not kinds or call_in_fork(lambda: seconds_used(kinds[0]), seconds=limit).answered
+
+        def use() -> float:
+            return float(torch.ones(1, device=kinds[0]).sum())
+
+        return not kinds or call_in_fork(use, seconds=limit).answered
 
     return call_in_fork(imported, seconds=SERVER_START_LIMIT_S / 4).value is True
-
-
-def seconds_used(kind: str) -> float:
-    """A number that has been on the accelerator. Raises where this process cannot use it."""
-    import torch
-
-    return float(torch.ones(1, device=kind).sum())
 
 
 # ---- in the child: what its question calls
@@ -269,12 +265,10 @@ def run(argument: Mapping[str, Any], note: object) -> NoReturn:
 
 
 def loaded(argument: Mapping[str, Any], note: object) -> dict[str, list[int]]:
-    """The ``fingerprints`` of what the server has loaded, and of what is installed."""
     return fingerprints([*loaded_files(), *site.getsitepackages()])
 
 
 def become(argument: Mapping[str, Any], note: object) -> NoReturn:
-    """In the child: become the interpreter."""
     os.chdir(argument["folder"])
     command = [sys.executable, "-P", "-X", "faulthandler", ENTRY, *argument["modules"]]
     os.execve(sys.executable, command, dict(argument["env"]))
