@@ -1,7 +1,4 @@
-"""Small passes for small graphs: outputs, modes, single nodes, inputs. The last round certifies.
-
-A graph inside the graph is put in the place of what runs it, or made smaller where it is.
-"""
+"""Small passes for small graphs: outputs, modes, single nodes, inputs. The last round certifies."""
 
 from __future__ import annotations
 
@@ -106,9 +103,7 @@ def _bypassed(search: Search, name: str, by: str) -> Candidate | None:
 
 def drop_inputs(search: Search) -> Iterator[GraphEdit]:
     """Try without each input: list elements, or arguments that may be None. Cost: one call each.
-
-    Before the nodes: each input that goes later asks anew for every node.
-    """
+    Before the nodes: each input that goes later asks anew for every node."""
     for node in reversed(search.recording.placeholders):
         yield partial(_without_input, name=node.name)
 
@@ -120,9 +115,7 @@ def _without_input(search: Search, name: str) -> Candidate | None:
 
 def drop_elements(search: Search) -> Iterator[None]:
     """Try lists that a call takes together without the same elements of each: half, then fewer.
-
-    Cost: none without such a call, else about ``log2(length)`` where no element matters.
-    """
+    Cost: none without such a call, else about ``log2(length)`` where no element matters."""
     yield None
     lists = [nested.tensor_lists(node, search.recording.facts) for node in search.best.calls]
     for length in sorted({one for each in lists for one in each if each.count(one) > 1}, reverse=True):
@@ -140,10 +133,8 @@ def drop_elements(search: Search) -> Iterator[None]:
 
 
 def with_alike_inputs_merged(search: Search) -> Candidate | None:
-    """One input for all of the same shape and dtype, where one call is left.
-
-    In a larger graph, equal inputs could become the cause, and the calls that had been it could go.
-    """
+    """One input for all of the same shape and dtype, where one call is left: in a larger graph,
+    equal inputs could become the cause, and the calls that had been it could go."""
     best, values = search.best, search.recording.input_of
     first: dict[Hashable, fx.Node] = {}
     stand_ins: dict[fx.Node, fx.Node] = {}

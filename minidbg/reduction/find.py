@@ -1,9 +1,5 @@
 """From many nodes to the few that matter: what the failure names, islands, windows, then what it
-needs, one by one from the last.
-
-It names nodes by the frames of its traceback or by its text; these are asked for first, with what
-is around them. Each of these searches asks by what was answered before.
-"""
+needs, one by one from the last. Each of these searches asks by what was answered before."""
 
 from __future__ import annotations
 
@@ -40,10 +36,8 @@ FEW_UNITS = 16
 
 
 class Subsets:
-    """Questions about subsets of the units of ``search.best`` as it was when this was made.
-
-    Units are numbered in the order of the graph. Mode changes belong to no unit: they go with what they surround.
-    """
+    """Questions about subsets of the units of ``search.best`` as it was when this was made. Units
+    are numbered in the order of the graph. Mode changes go with what they surround."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
@@ -190,11 +184,8 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
 
 
 def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
-    """``numbers``, with the calls that make what they take out of nothing, and the writes to it.
-
-    A compiler folds a constant and reorders a write; recorded as inputs they are plain tensors.
-    Unchanged where that is much.
-    """
+    """``numbers``, with the calls that make what they take out of nothing, and the writes to it, if
+    few: a compiler folds a constant and reorders a write, and not what is recorded as an input."""
     recording, unit_of = subsets.recording, subsets.unit_of
     found, edge = set(numbers), list(numbers)
     while edge:
@@ -245,10 +236,8 @@ def narrow_window(search: Search) -> None:
 
 def keep_needed(search: Search) -> None:
     """Find the last unit that the failure needs, then the last before it, and so on, with steps as
-    wide as the gaps met so far let expect.
-
-    Neighbours of the last one, where they are all that is needed, are left to single removals.
-    """
+    wide as the gaps met so far let expect. Neighbours of the last one, where they are all that is
+    needed, are left to single removals."""
     subsets, whole = Subsets(search), search.best
     rest, needed = list(range(len(subsets.units))), list[int]()
     # where a failure at run time was noticed: nothing else need be the last
@@ -291,10 +280,7 @@ WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 
 
 def hints_from_error(case: Case) -> tuple[str, ...]:
-    """Words of the error that may be nodes or ops of the graph, most telling first; the reducer looks them up.
-
-    The error text is a hint and nothing more: each suspicion is asked of the oracle.
-    """
+    """Words of the error that may be nodes or ops of the graph: hints, each to be asked about."""
     text = case.provenance.message
     if case.spec.traits.compares:  # the words of the comparison name no node
         return ()

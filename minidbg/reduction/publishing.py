@@ -61,10 +61,7 @@ def publish_first_that_fails(
     original: Case, reduced: Reduced, folder: Path, session: Session
 ) -> ReductionResult:
     """Write and ``prove`` one form of script after the other, from short to faithful; publish the
-    first that fails the same way.
-
-    Where the budget ends first, nothing is announced: the smallest case stays, unverified.
-    """
+    first that fails the same way. Where the budget ends first, the smallest stays, unverified."""
     session.until = session.deadline  # the search is over
     start, smallest_nodes = (call_nodes(case.graph_module) for case in (original, reduced.smallest))
     last = Outcome(Verdict.INVALID, reason="nothing was run")

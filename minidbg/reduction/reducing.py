@@ -1,9 +1,5 @@
 """From a failing case to a verified repro: reduce, simplify the surroundings, write, run, publish.
-
-Runs in a process of its own where it can (``wrapper.handle`` and the command line see to that):
-each run is a child of this process. Nothing is announced that was not run in a fresh interpreter
-and failed there.
-"""
+Each run is a child of this process, which is one of its own where that can be."""
 
 from __future__ import annotations
 
@@ -259,10 +255,8 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
 
 def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
-    """``case`` with the call path, or rank, on which the whole shows its failure, and how often.
-
-    A failure that did not show at once gets more chances if it may be flaky. Raises NotReproduced.
-    """
+    """``case`` with the call path, or rank, on which the whole shows its failure, and how often: it
+    gets more chances where it did not at once and may be flaky. Raises NotReproduced."""
     tried = []
     is_aten = case.spec.level is Level.ATEN
     ways_to_call = [
@@ -378,11 +372,8 @@ def reduce_in_child(
     submit: workers.Submit = workers.submit,
 ) -> dict[str, Any]:
     """In a forkserver's child: ``reduce_and_publish`` the case that ``case_of`` makes, which just
-    failed. The result as JSON, or ``{"refused": why}``.
-
-    Progress, and what is logged from ``level`` on, go to the argument's ``stream``. The first
-    Ctrl-C ends the search alone.
-    """
+    failed. The result as JSON, or ``{"refused": why}``. Progress, and what is logged from ``level``
+    on, go to the argument's ``stream``."""
     folder, limits = Path(argument["folder"]), Limits(**argument["limits"])
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
         try:

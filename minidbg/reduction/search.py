@@ -228,10 +228,8 @@ class Search:
         **how: Any,
     ) -> Candidate | None:
         """The candidate of just the calls in ``keep``, nodes of ``best`` or of the earlier candidate
-        ``out_of``; of all calls of it by default.
-
-        ``how`` goes to ``fx.edit.extract``. None when a value that it needs cannot be recorded.
-        """
+        ``out_of``; of all calls of it by default. ``how`` goes to ``fx.edit.extract``. None when a
+        value that it needs cannot be recorded."""
         base, recording = out_of or (self.best, self.recording)
         how.setdefault("passed_through", self.keep_passed_through)
         how.setdefault("returns_writes", not self.fails_in_inputs)
@@ -249,10 +247,8 @@ class Search:
         return replace(base.edited(piece.graph_module, piece.inputs, tokens), faithful=piece.faithful)
 
     def consider(self, candidate: Candidate | None) -> bool:
-        """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller.
-
-        None: a candidate that could not be built. Raises BudgetSpent, and what the oracle raises.
-        """
+        """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller. None:
+        it could not be built. Raises BudgetSpent, and what the oracle raises."""
         return candidate is not None and self.answer(candidate) in SHOWN
 
     def answer(self, candidate: Candidate) -> Verdict:
@@ -318,11 +314,9 @@ class Search:
         return not is_known and self.is_valid(candidate)
 
     def is_valid(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` has anything in it and runs in eager; costs no run.
-
-        On an accelerator the oracle finds out: an index out of range there would leave the device
-        in error for this process.
-        """
+        """Whether ``candidate`` has anything in it and runs in eager; costs no run. On an
+        accelerator the oracle finds out: an index out of range would leave the device in error for
+        this process."""
         calls, _, outputs, *_ = candidate.size
         if (not calls and not (self.by_predicate and outputs)) or not self.keeps_contracts(candidate):
             return False

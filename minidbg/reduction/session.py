@@ -263,9 +263,7 @@ def may_run_together(case: Case) -> bool:
 
 def measured(case: Case, session: Session, *, failed: int, runs: int, more: int) -> Reliability:
     """The reliability of ``case`` after ``more`` further runs; ``failed`` of ``runs`` are known.
-
-    Two at a time with two cores. Ends early when no run says anything new: invalid stays invalid.
-    """
+    Ends early when no run says anything new: invalid stays invalid."""
     together = min(2, session.limits.jobs) if may_run_together(case) else 1
     for begun in range(0, more, together):
         outcomes = session.ask([case] * min(together, more - begun), phase="reliability")

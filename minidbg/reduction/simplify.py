@@ -125,11 +125,8 @@ def _of_plain_kind(value: Any) -> Tensor | None:
 
 
 def lift_attributes(search: Search) -> Iterator[GraphEdit]:
-    """Try inputs in the place of tensors that the graph owns, of all of them or of each. Cost: one
-    call where that does not matter.
-
-    An input may be made plainer, by one line; what the failure needs as an attribute stays one.
-    """
+    """Try inputs, which may be made plainer, in the place of tensors that the graph owns, of all of
+    them or of each. Cost: one call where that does not matter."""
     yield _lifted
     for path in _attributes(search.best):
         yield partial(_lifted, only=path)
@@ -179,10 +176,8 @@ VANISHED = (Verdict.GONE.exit_status, Verdict.CHANGED.exit_status)
 
 def is_another_cause(search: Search) -> bool:
     """Whether a plainer argument has become the cause: the failure vanishes with the originals of
-    all, or of one where all do not fit by now.
-
-    Cost: one call where any was rewritten, and one for each if need be.
-    """
+    all, or of one where all do not fit by now. Cost: one call where any was rewritten, and one for
+    each if need be."""
     search.phase = "put back"
     rewrites = search.best.rewrites
 
@@ -203,10 +198,8 @@ STEP_SIZES = (1, 2, 4, 8, 16)
 
 
 def shrink_sizes(search: Search) -> Iterator[None]:
-    """Make each size that occurs in a shape smaller, everywhere at once.
-
-    Cost: one call for an irrelevant size, else about ``log2(size)``, later at most two each round.
-    """
+    """Make each size that occurs in a shape smaller, everywhere at once. Cost: one call for an
+    irrelevant size, else about ``log2(size)``, later at most two each round."""
     yield None
     # where in memory a read is deadly is chance: no size is searched for exactly then
     least_gain = 2.0 if search.traits.dies else 32 / 31
@@ -407,10 +400,8 @@ MOST_SIMPLIFIED = 200
 
 def simplify_inputs_at_once(search: Search) -> Iterator[None]:
     """Ask for the plainest inputs that eager takes, then for as much of the way as still fails: of
-    what those passes would accept in turn if every candidate failed.
-
-    Cost: one call if inputs do not matter, not one per size and stride; else ``log2(steps)`` more.
-    """
+    what those passes would accept in turn if every candidate failed. Cost: one call if inputs do
+    not matter, not one per size and stride; else ``log2(steps)`` more."""
     yield None
     optimist = Search(
         search.best,

@@ -27,9 +27,7 @@ from minidbg.torch_internals.tensors import append_node, is_fake, lazy_graph_mod
 @private_or(lambda: iter([{}]))
 def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
     """A block that compiles while no other thread does, uncounted; as ``restoring_counters``.
-
-    Tracing keeps state in globals under dynamo's lock; calls of compiled functions do not hold it.
-    """
+    Tracing keeps state in globals under dynamo's lock; compiled functions run without that."""
     from torch._dynamo.convert_frame import compile_lock
 
     with compile_lock, dropping_compile_stacks(), restoring_counters() as counted:
@@ -101,9 +99,7 @@ def dynamo_keeps_type(error: BaseException) -> bool:
 @private_or(lambda backend, error, frame: error)
 def backend_compiler_failed(backend: object, error: Exception, frame: FrameType) -> Exception:
     """The exception dynamo would wrap ``error`` in, with its traceback; dynamo does not rewrap it.
-
-    ``frame`` must be a frame of the traceback that the exception will have.
-    """
+    ``frame`` must be a frame of the traceback that the exception will have."""
     from torch._dynamo.exc import BackendCompilerFailed
 
     return BackendCompilerFailed(backend, error, frame).with_traceback(error.__traceback__)
@@ -302,9 +298,7 @@ def _source_name(source: Any) -> str:
 @private
 def mark_sizes(value: Any, dims: tuple[int, ...]) -> None:
     """Have dynamo take ``dims`` as symbols and the rest as numbers, also with ``dynamic=True``.
-
-    ``mark_static`` does nothing while dynamo compiles; a fork of the failing program still does.
-    """
+    ``mark_static`` does nothing while dynamo compiles; a fork of the failing program still does."""
     for dim in dims:
         torch._dynamo.maybe_mark_dynamic(value, dim)
     value._dynamo_static_indices = set(range(value.dim())).difference(dims)

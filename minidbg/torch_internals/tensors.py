@@ -227,10 +227,8 @@ def symbols_in(value: object) -> set[str]:
 
 
 def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
-    """``torch.export.load(path)``, which may not fall back to a pickle that runs code.
-
-    ``TORCH_FORCE_WEIGHTS_ONLY_LOAD`` of ``torch.load`` is private. Raises what torch's reader does.
-    """
+    """``torch.export.load(path)``, which may not fall back to a pickle that runs code (the variable
+    is private). Raises what torch's reader does."""
     with mock.patch.dict("os.environ", TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
         return torch.export.load(path)
 

@@ -271,6 +271,5 @@ LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def prctl(option: int, value: int) -> None:
-    """``prctl(2)`` on Linux."""
     if LIBC is not None:
         LIBC.prctl(option, value, 0, 0, 0)

@@ -4,8 +4,6 @@ A program that uses torch has threads (OpenMP, autograd, a backend's own pool, a
 fork of it does is chance. So a clean interpreter is started once, imports torch and what its
 questions need, and then does nothing but fork: it runs no thread and uses no accelerator, so that
 each child may. A child costs milliseconds, and its crash or hang costs the server nothing.
-
-How a question is answered, and what a server has and does before it forks, is in ``server``.
 """
 
 from __future__ import annotations
@@ -237,11 +235,8 @@ class Standby(Asked):
         self.order = order
 
     def start(self, argv: Sequence[str], *, seconds: float) -> Callable[[], Ended | None]:
-        """Run ``python *argv`` in it, once, from an empty folder.
-
-        The function waits for its end, at most ``seconds`` from now; None where the interpreter was
-        ended under it.
-        """
+        """Run ``python *argv`` in it, once, from an empty folder. The function waits for its end,
+        at most ``seconds`` from now; None where the interpreter was ended under it."""
         # while it waited: that says nothing of the script
         was_ended = bool(select.select([self.answer], [], [], 0)[0])
         with contextlib.suppress(BrokenPipeError):

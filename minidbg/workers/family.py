@@ -1,8 +1,5 @@
 """Who belongs to a process: all it has started, and what they hold, as the kernel's ``/proc`` says.
-
-Where there is no ``/proc``, nobody is known but a process itself, and its memory is not: its
-process group is all that can be ended.
-"""
+Where there is none, a process is known alone, without its memory, and its group can be ended."""
 
 from __future__ import annotations
 

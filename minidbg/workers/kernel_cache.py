@@ -52,9 +52,7 @@ def where_kernels_go() -> dict[str, str]:
 
 def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]:
     """Delete cut-short libraries, and headers compiled after ``since`` (epoch seconds); what went.
-
-    A file that a process has open stays: another minidbg's compiler is just writing it.
-    """
+    A file that a process has open stays: another minidbg's compiler is just writing it."""
     unfinished, removed = [], []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
