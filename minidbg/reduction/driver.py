@@ -94,11 +94,9 @@ def reduce_graph(search: Search, *, simplify: bool = False) -> None:
 
 
 def reduce_to_fixed_point(search: Search) -> None:
-    """All passes until a whole round changes nothing.
-
-    Each round begins anew, with nothing presumed: a failure need not be monotone, and may have gone
-    away with a node and come back when more nodes went. What is small then is polished alone.
-    """
+    """All passes until a whole round changes nothing. Each begins anew, with nothing presumed: a
+    failure need not be monotone, and may have gone away with a node and come back when more nodes
+    went. What is small then is polished alone."""
     before: Candidate | None = None
     while search.best is not before:
         is_first, before = before is None, search.best

@@ -230,10 +230,8 @@ def _recording_at(search: Search, route: nested.Route) -> Recording | None:
     they cannot be known."""
     recording = search.recording
     for path in route:
-        runs_it = (
-            node for node in nested.holders(recording.graph_module) if path in dict(nested.branches(node))
-        )
-        node = next(runs_it, None)
+        holders = nested.holders(recording.graph_module)
+        node = next((node for node in holders if path in dict(nested.branches(node))), None)
         values = nested.values_of(recording, node, path) if node else None
         if node is None or values is None:
             return None

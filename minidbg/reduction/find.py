@@ -28,9 +28,8 @@ single removals thin out."""
 CHUNKS = 6
 
 Unit: TypeAlias = tuple[fx.Node, ...]
-"""Nodes that make sense only together: an op with many results and the nodes that take them apart, a functorch level."""
-
-
+"""Nodes that make sense only together: an op with many results and those that take them apart, or a
+functorch level."""
 FEW_UNITS = 16
 """Units up to which single removals say most for their cost."""
 
@@ -58,8 +57,7 @@ class Subsets:
         return verdict in SHOWN
 
     def called(self, names: Set[str] | Sequence[str]) -> list[int]:
-        wanted = {*names}
-        return sorted({number for node, number in self.unit_of.items() if node.name in wanted})
+        return sorted({number for node, number in self.unit_of.items() if node.name in names})
 
 
 def units_of(recording: Recording) -> list[Unit]:

@@ -323,10 +323,8 @@ def result_of(
 def what_is_missing(smallest: Case, neighbour: Case) -> str:
     """What ``neighbour``, which passes, is without: ``passes without torch.relu``, or how many
     inputs; empty where it has them all."""
-    gone = Counter(targets_of_calls(smallest.graph_module)) - Counter(
-        targets_of_calls(neighbour.graph_module)
-    )
-    if gone:
+    before, after = (Counter(targets_of_calls(case.graph_module)) for case in (smallest, neighbour))
+    if gone := before - after:
         return f"passes without {' and '.join(gone)}"
     if len(neighbour.inputs) < len(smallest.inputs):
         return f"passes with {len(neighbour.inputs)} of the {len(smallest.inputs)} inputs"

@@ -259,11 +259,8 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     gets more chances where it did not at once and may be flaky. Raises NotReproduced."""
     tried = []
     is_aten = case.spec.level is Level.ATEN
-    ways_to_call = [
-        case.spec.call,
-        *(call for call in CallPath if call is not case.spec.call and not is_aten),
-    ]
-    calls = (case.with_spec(call=call) for call in ways_to_call)
+    others = [call for call in CallPath if call is not case.spec.call and not is_aten]
+    calls = (case.with_spec(call=call) for call in (case.spec.call, *others))
     for candidate in filter(None, [*calls, on_its_rank(case)]):
         (outcome,) = session.ask([candidate], phase="reduce")
         if outcome.verdict in SHOWN:
@@ -305,8 +302,6 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 
 
 CALLED = {CallPath.TORCH_COMPILE: "through torch.compile", CallPath.DIRECT: "called directly"}
-
-
 RUNS_WITH_THREADS = 3
 """Of a case that no run with one thread has shown: that all of these do is no chance."""
 STRAYS = 3

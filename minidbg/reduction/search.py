@@ -290,10 +290,8 @@ class Search:
 
     def ask_beside(self, edits: Iterable[GraphEdit | None]) -> None:
         """Ask the first of ``edits`` together with what comes after it, where that saves time and
-        costs little memory: as many as there are jobs, and none beyond a None.
-
-        Not where questions are quick, or the last two failed: what follows is another question then.
-        """
+        costs little memory: as many as there are jobs, and none beyond a None. Not where questions
+        are quick, or the last two failed: what follows is another question then."""
         is_worth = bool(self.latest) and self.latest[-1][1] >= WORTH_ASKING_BESIDE_S
         have_failed = len(self.latest) == 2 and all(verdict in SHOWN for verdict, _ in self.latest)
         has_room = bytes_of(tensors_in(self.best.inputs)) <= MOST_BYTES_AHEAD

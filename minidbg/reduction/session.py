@@ -118,15 +118,16 @@ class Session:
         """
         outcomes, least = list[Outcome](), self.too_slow_nodes
         sizes = [0 if case.spec.traits.endless else call_nodes(case.graph_module) for case in cases]
-        is_late = [size >= least for size in sizes]
-        asked = [case for case, late in zip(cases, is_late, strict=True) if not late]
+        asked = [(case, size) for case, size in zip(cases, sizes, strict=True) if size < least]
         for _ in range(self.repeats if asked else 0):
             if self.until.is_over:
                 raise BudgetSpent
             self.oracle_calls += len(asked)
             began, before = time.time(), self.clock()
+            usual = self.limits.call_seconds
+            longer = max(usual, self.remaining() / 2)  # many nodes may take minutes to compile
             outcomes = oracle.ask_all(
-                [(case, self.seconds_for(case)) for case in asked],
+                [(case, longer if size > LARGE else usual) for case, size in asked],
                 memory_bytes=self.limits.memory_bytes,
                 to_the_end=False,
                 deadline=self.until,
@@ -142,19 +143,13 @@ class Session:
                 break
         too_slow = Outcome(Verdict.INVALID, reason=f"{least} nodes did not finish in time")
         shown = iter(outcomes)
-        outcomes = [too_slow if late else next(shown) for late in is_late]
+        outcomes = [next(shown) if size < least else too_slow for size in sizes]
         for case, outcome in zip(cases, outcomes, strict=True):
             if outcome.verdict is Verdict.TIMEOUT:
                 self.too_slow_nodes = call_nodes(case.graph_module)
             if phase:
                 self.learn(phase, case, outcome, is_best=outcome.verdict in SHOWN)
         return outcomes
-
-    def seconds_for(self, case: Case) -> float:
-        seconds = self.limits.call_seconds
-        if call_nodes(case.graph_module) > LARGE and not case.spec.traits.endless:
-            return max(seconds, self.remaining() / 2)  # a compiler may need minutes for it
-        return seconds
 
     def was_cut_off(self, outcome: Outcome, deadline: Deadline) -> bool:
         """Whether a run ended by the deadline and not by a time limit of its own, or may have."""

@@ -221,10 +221,8 @@ def shrink_sizes(search: Search) -> Iterator[None]:
 
 def _size_between(low: int, high: int, least_gain: float) -> int | None:
     """The size to try when ``low`` passes and ``high`` fails; None when ``high`` is as small as it
-    gets, or ``least_gain`` times ``low`` at most.
-
-    Powers of two first, and the one above: thresholds of kernels and vector units lie there.
-    """
+    gets, or ``least_gain`` times ``low`` at most. Powers of two first, and the one above:
+    thresholds of kernels and vector units lie there."""
     if high - low <= 1 or high <= least_gain * low:
         return None
     following = next((step for step in STEP_SIZES if step > low), None)

@@ -65,11 +65,9 @@ def inductor_option_names() -> list[str]:
 
 @private
 def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
-    """Have ``replaced(backend)`` used for each backend a program asks for, in whatever way it asks.
-
-    ``eval_frame`` is ``torch._dynamo.eval_frame``. ``torch.compile``, ``Module.compile`` and
-    ``torch._dynamo.optimize`` all call its ``get_compiler_fn``.
-    """
+    """Have ``replaced(backend)`` used for each backend a program asks for: ``torch.compile``,
+    ``Module.compile`` and ``torch._dynamo.optimize`` all call ``get_compiler_fn`` of
+    ``torch._dynamo.eval_frame``, which is ``eval_frame``."""
     original = eval_frame.get_compiler_fn
 
     @functools.wraps(original)
@@ -256,9 +254,7 @@ def _is_of_inductor(value: object, module: str, name: str) -> bool:
 
 def names_of_sources(node: torch.fx.Node) -> list[str]:
     """Names of the nodes a compiler's ``node`` was made from, first maker last; none if unknown.
-
-    ``meta["from_node"]``, a list of ``NodeSource`` that may hold more, was seen in 2.11 to 2.15.
-    """
+    ``meta["from_node"]``, a list of ``NodeSource`` that may hold more, was seen in 2.11 to 2.15."""
     names, sources = [], list(node.meta.get("from_node") or ())
     while sources:
         source = sources.pop(0)

@@ -33,9 +33,7 @@ TAG = "minidbg"
 @private_or(lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))), since="2.13")
 def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
     """Let a backward of ``tensors``, from a run of ours, set nothing the program's first is to set.
-
-    False where this torch keeps that elsewhere: then this backward must not run.
-    """
+    False where this torch keeps that elsewhere: then this backward must not run."""
     from torch._functorch._aot_autograd.runtime_wrappers import _AutogradBackwardCompiler
 
     found = []

@@ -72,10 +72,8 @@ def tags_of_operators(name: str) -> set[torch.Tag] | None:
 @private_or(lambda func, args, kwargs: NotImplemented)
 def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operator eager makes of others; NotImplemented where it has its own kernel.
-
-    ``func.decompose()`` prefers torch's Python decomposition, where there is one: the compilers use
-    that too, and its bugs are theirs.
-    """
+    ``func.decompose()`` prefers torch's Python decomposition, which compilers use: its bugs are
+    theirs."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
         return NotImplemented
@@ -148,10 +146,8 @@ OP_SAMPLES = "torch.testing._internal.common_methods_invocations"
 
 @private  # of 2.13 and 2.14
 def op_samples() -> list[Any]:
-    """torch's own descriptions of its operators, each with sample inputs.
-
-    Raises ImportError where a package is missing that torch's testing modules want.
-    """
+    """torch's own descriptions of its operators, each with sample inputs. Raises ImportError where
+    a package is missing that torch's testing modules want."""
     from torch.testing._internal import common_methods_invocations as samples
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -200,10 +196,8 @@ def kernel_and_constants(node: fx.Node) -> tuple[Any, dict[str, Any]]:
 
 
 def launch_of(node: fx.Node) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:
-    """Kernel, grid, args and kwargs of the call that dynamo turned into the launch ``node``.
-
-    Raises CannotWrite where no plain call becomes that again.
-    """
+    """Kernel, grid, args and kwargs of the call that dynamo turned into the launch ``node``. Raises
+    CannotWrite where no plain call becomes that again."""
     given: Any = node.kwargs
     kernel, constants = kernel_and_constants(node)
     grids = list(dict.fromkeys(map(tuple, given["grid"])))
