@@ -6,11 +6,7 @@ import torch
 
 import minidbg
 
-
-def function(x):
-    return torch.relu(x.view(8, 4))
-
-
 if __name__ == "__main__":
     device, path = sys.argv[1:]
-    minidbg.save_repro(function, (torch.randn(4, 8, device=device),), "acme", path)
+    inputs = (torch.randn(4, 8, device=device),)
+    minidbg.save_repro(lambda x: torch.relu(x.view(8, 4)), inputs, "acme", path)

@@ -1,6 +1,6 @@
 """From the exception to a repro, real failures of inductor inside real models: minidbg beside torch's launcher flow.
 
-Run as a program: ``python tests/tools/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--limit 300] [--json PATH] [--python OTHER]``:
+Run as a program: ``python tests/tools/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--limit 300] [--json PATH]``:
 each bug of ``real_failures`` in each model, and the cases of ``tests/cases/models`` with ``--models cases``. Each run is a process of
 its own, as a user's would be; kernel caches are kept from run to run. No run of the program finds the graphs of
 an earlier one in a cache: a compile is what times are told in. ``compile`` is
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from real_failures import BUGS, MODELS
-from side_by_side import add_option, run_others
 
 WITHOUT_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 LEAST_S = 1.0
@@ -306,9 +305,7 @@ def main() -> None:
     parser.add_argument("--torch-flow", action="store_true", help="run torch's launcher flow beside it")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each process")
     parser.add_argument("--json", help="where to write the rows")
-    add_option(parser)
     options = parser.parse_args()
-    run_others(options)
     found = []
     for row in rows(options.bugs.split(","), options.models.split(",")):
         try:

@@ -1,6 +1,6 @@
 """minidbg.minimize beside torch's fx_minifier: same graphs, same inputs, same predicates, one process, one run.
 
-Run as a program: ``python tests/tools/benchmarks/bench_reduce.py [--nodes 50,300,1000] [--limit 60] [--json PATH] [--seed N] [--python OTHER]``.
+Run as a program: ``python tests/tools/benchmarks/bench_reduce.py [--nodes 50,300,1000] [--limit 60] [--json PATH] [--seed N]``.
 A planted failure is an opaque predicate: the oracle says yes or no and nothing else, and costs nothing, so that calls and
 nodes compiled are what counts. ``--limit`` is the time limit of torch's minifier for one case, in seconds; what it has
 by then is its result, marked ``>``; with 0 it is left out. Torch's minifier is then started on our result: it must make no progress.
@@ -16,7 +16,6 @@ import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +25,6 @@ import torch
 from functorch.compile import minifier
 from graphs_to_bench import GRAPHS
 from planted_failures import Predicate, planted
-from side_by_side import add_option, run_others
 from torch import Tensor, fx
 
 from minidbg import minimize
@@ -243,12 +241,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--json", default=None, help="where to write the rows")
-    add_option(parser)
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    if options.seed is None:
-        sys.argv += ["--seed", str(seed)]
-    run_others(options)
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, seed {seed}\n{HEAD}")

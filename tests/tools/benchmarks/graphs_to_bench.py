@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from minidbg.fx.copying import capture_by_dynamo
+
 
 def chain(calls: int) -> tuple[fx.GraphModule, list[Any]]:
     """One value through unary ops."""
@@ -32,21 +34,12 @@ class Mlp(nn.Module):
         return x
 
 
-def captured(model: nn.Module, x: Tensor) -> tuple[fx.GraphModule, list[Any]]:
-    """The graph of ``model`` as dynamo gives it to a backend."""
-    found: list[tuple[fx.GraphModule, list[Any]]] = []
-
-    def keep(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append((graph_module, list(example_inputs)))
-        return graph_module.forward
-
-    torch._dynamo.reset()
+def captured(model: nn.Module, x: Tensor) -> tuple[fx.GraphModule, Any]:
     with torch.no_grad():
-        torch.compile(model, backend=keep, fullgraph=True)(x)
-    return found[0]
+        return capture_by_dynamo(model, (x,))
 
 
-GRAPHS: dict[str, Callable[[int], tuple[fx.GraphModule, list[Any]]]] = {
+GRAPHS: dict[str, Callable[[int], tuple[fx.GraphModule, Any]]] = {
     "chain": chain,
     "mlp": lambda calls: captured(Mlp(max(1, calls // 3)), torch.randn(4, 8)),
 }
