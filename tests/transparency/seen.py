@@ -145,6 +145,9 @@ def names_of_threads() -> Iterator[str]:
 
 
 def of_threads() -> dict[str, Any]:
+    for one in threading.enumerate():
+        if one.name == "QueueFeederThread":
+            one.join(1.0)  # of a DataLoader's queue that is closed: it ends by itself, soon
     return {
         "python": sorted(f"{one.name} {one.daemon}" for one in threading.enumerate()),
         "system": sorted(name for name in names_of_threads() if not name.startswith(AUTOGRAD)),
