@@ -52,7 +52,8 @@ def missing_backend(
     check_option_values(options, name)
     # the folders of ``sys.path`` that are neither Python's own nor hold what is installed
     folders = (os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
-    own = (folder for folder in folders if not folder.endswith(("site-packages", "dist-packages")))
+    others = ("site-packages", "dist-packages")
+    own = (folder for folder in folders if os.path.basename(folder) not in others)
     start = BackendRef(
         name,
         "...",

@@ -6,9 +6,10 @@ msgspec checks each value of a table against its field's type. Keys of no field 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeVar
+from enum import EnumType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -65,7 +66,18 @@ def record_of(table: Any, kind: type[AnyRecord]) -> AnyRecord:
         # the keys of a header's spec are the header's own
         where = where.removeprefix(".spec").removeprefix(".")
         what = f"{what[0].lower()}{what[1:]}"
+        if "enum" in what:
+            what = f"must be one of {', '.join(map(repr, words_of(kind, parts)))}"
         raise ValueError(f"{where} = {value!r:.80}: {what}" if where else what) from None
+
+
+def words_of(kind: Any, parts: Iterable[tuple[str, str]]) -> list[str]:
+    """What may stand at a place of which the type is an enum or some words."""
+    for name, _ in parts:
+        hint = get_type_hints(kind)[name] if name else kind
+        inner = (arg for arg in get_args(hint) if is_dataclass(arg) or isinstance(arg, EnumType))
+        kind = next(inner, hint)
+    return [str(word) for word in (kind if isinstance(kind, EnumType) else get_args(kind))]
 
 
 def _with_literals(table: Any) -> Any:

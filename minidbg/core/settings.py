@@ -84,6 +84,12 @@ def pattern(value: Any) -> str:
     return str(value)
 
 
+def golden_device(value: Any) -> str:
+    if value not in ("", "cpu"):
+        raise ValueError("must be 'cpu', or '' for eager on the backend's own device")
+    return str(value)
+
+
 def path(value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
         raise ValueError("must be a path")
@@ -184,7 +190,7 @@ class Settings:
 
     Or, for ``float32``, by the backend's own precision: ``"bfloat16"``, ``"float16"``, ``"tf32"``.
     """
-    golden: Literal["", "cpu"] = setting("", of_type(Literal["", "cpu"]))
+    golden: Literal["", "cpu"] = setting("", golden_device)
     """``cpu``: results are held against eager there, where the device's own is in doubt."""
     judge: str = setting("", lambda value: Judge.of(string(value)).text)
     """An expression of metrics (``pcc>=0.99``) that is true of a right result, instead of

@@ -8,6 +8,7 @@ without autograd history, and gradients are asked for by ``torch.autograd.grad``
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -323,5 +324,5 @@ def bytes_of_example(example: Any) -> int:
         return sum(map(bytes_of_example, example))
     if not isinstance(example, Tensor) or example.layout is not torch.strided:
         return 0
-    number = torch_internals.hint(example.numel())
-    return example.element_size() * (1 if number is None else int(number))
+    sizes = map(torch_internals.hint, example.shape)
+    return example.element_size() * math.prod(1 if size is None else int(size) for size in sizes)

@@ -53,7 +53,7 @@ def test_an_edited_script_is_still_read(make_case, tmp_path, edit):
         (lambda text: text.replace("expect =", "expect"), "not valid TOML"),
         (
             lambda text: text.replace('kind = "compile"', 'kind = "mystery"'),
-            "signature.kind = 'mystery': invalid enum value",
+            "signature.kind = 'mystery': must be one of 'compile', ",
         ),
         (
             lambda text: text.replace("nodes = 1", "nodes = true", 1),
