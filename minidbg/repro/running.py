@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from minidbg.workers import Request
 
 START_SECONDS = 10.0
 """What an interpreter takes on an idle machine until a repro's backend is called, at most."""
-USUAL_ENV: Mapping[str, str | None] = dict.fromkeys(environment.USUAL_THREADS.taken_out)
+USUAL_ENV = environment.USUAL_THREADS
 """No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run."""
 
 
@@ -85,8 +85,6 @@ def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.StandbyPl
     (its name), and its variables: not those ``without``, which the script may not need."""
     inductor = torch_internals.INDUCTORS_TABLES if backend == "inductor" else ()
     modules = ("torch", "torch._dynamo", *inductor)
-    given = {
-        **workers.where_kernels_go(),
-        **dict.fromkeys((*environment.FORKABLE.put_in, *without)),
-    }  # it need not be
-    return workers.StandbyPlan(modules, environment.for_judge(environment.USUAL_THREADS, given=given))
+    lacks = dict.fromkeys((*environment.FORKABLE, *without))  # it need not be
+    environ = environment.for_judge(environment.USUAL_THREADS, workers.where_kernels_go(), lacks)
+    return workers.StandbyPlan(modules, environ)

@@ -80,7 +80,7 @@ def bisect_revisions(
         folders = dict.fromkeys(str(tree / one.relative_to(checkout)) for one in above)
         places = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
         env = environment.for_judge(
-            environment.NO_CACHED_GRAPHS, environment.NO_BYTECODE, given={"PYTHONPATH": places}
+            environment.NO_CACHED_GRAPHS, environment.NO_BYTECODE, {"PYTHONPATH": places}
         )
         built_in = (build_folder or checkout).resolve()
         inside = built_in.relative_to(checkout) if built_in.is_relative_to(checkout) else "."

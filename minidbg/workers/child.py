@@ -237,7 +237,7 @@ def run_python(
             process = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", *arguments],
                 stdin=subprocess.DEVNULL, stdout=out.write_end, stderr=err.write_end, cwd=cwd,
-                start_new_session=True, env=environment.for_judge(given=env),
+                start_new_session=True, env=environment.for_judge(env or {}),
             )  # fmt: skip
         finally:
             resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))

@@ -455,7 +455,7 @@ class Scripts(Server):
     def surroundings(self) -> dict[str, Any]:
         kernels = os.environ.get(CACHE_VARIABLE, str(self.state / "kernels"))
         rules = (environment.NO_CACHED_GRAPHS, environment.FORKABLE)
-        environ = environment.for_judge(*rules, given={CACHE_VARIABLE: kernels})
+        environ = environment.for_judge(*rules, {CACHE_VARIABLE: kernels})
         return {"cwd": os.curdir, "path": None, "environ": environ}
 
     def submit(self, request: Request) -> Asked:

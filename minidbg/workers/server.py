@@ -174,7 +174,7 @@ def get_ready(question: Question, owner: int) -> None:
     """Have the asker's surroundings. Import and compile here, once, what a child would have to."""
     os.environ.clear()
     os.environ.update(question["environ"])
-    os.environ.update(environment.ONE_THREAD.put_in if question.get("one_thread") else {})
+    os.environ.update(environment.ONE_THREAD if question.get("one_thread") else {})
     sys.path[:] = question["path"] or sys.path
     with contextlib.suppress(OSError):
         os.chdir(question["cwd"])

@@ -51,7 +51,7 @@ def test_who_judges_is_marked_and_a_tool_is_not(monkeypatch: pytest.MonkeyPatch)
 def test_given_variables_have_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("PYTHONHOME", "/here")
-    made = environment.for_judge(environment.ONE_THREAD, given={"OMP_NUM_THREADS": "5", "PYTHONHOME": None})
+    made = environment.for_judge(environment.ONE_THREAD, {"OMP_NUM_THREADS": "5", "PYTHONHOME": None})
     assert (made["OMP_NUM_THREADS"], made["MKL_NUM_THREADS"]) == ("5", "1")
     assert "PYTHONHOME" not in made
 
