@@ -177,8 +177,6 @@ class Settings:
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
     value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, at_least(0))
     """Most bytes of real tensor values written for one failure, or kept for an unverified graph."""
-    reduce_oom: bool = setting(False, of_type(bool))
-    """Reduce failures for want of memory too."""
     match: str | None = setting(None, pattern)
     """A regular expression; a failure whose text does not contain it is captured, not reduced."""
     rtol: float | None = setting(None, at_least(0.0))
@@ -226,7 +224,6 @@ class CompilerSettings(TypedDict, total=False):
     setup: str | Sequence[str] | None
     reference: str | None
     value_limit_bytes: int | None
-    reduce_oom: bool | None
     match: str | None
     env: Sequence[str] | None
 

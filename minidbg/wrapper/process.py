@@ -168,8 +168,8 @@ class ReductionBudget:
             return f"its text does not match {settings.match!r}"
         if any(type(one).__name__ == "InvalidCxxCompiler" for one in chain_of(error)):
             return "no C++ compiler is here, which is no bug of the backend; install one, or set CXX"
-        if is_out_of_memory(error) and not settings.reduce_oom:
-            return "out of memory; reduce_oom=True reduces it"
+        if is_out_of_memory(error):
+            return "out of memory"
         if devices.is_exclusive(device):
             return had_by_the_program(device)
         if signature is not None and any(signature.matches(earlier) for earlier in self.reduced):

@@ -163,9 +163,9 @@ def wrap(
       files of one failure hold, and that are copied to verify one call.
     - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets
       the backend back.
-    - ``match``: a regular expression that a failure's text must contain to be reduced.
-      ``reduce_oom``: reduce failures for want of memory too. ``env``: names of variables that a
-      repro needs. ``crash_records``: keep the case of a process that dies on disk.
+    - ``match``: a regular expression that a failure's text must contain to be reduced. ``env``:
+      names of variables that a repro needs. ``crash_records``: keep the case of a process that dies
+      on disk.
 
     What is not given (None) comes from ``MINIDBG_*`` variables, ``[tool.minidbg]`` of the nearest
     pyproject.toml and the user's file; ``minidbg.core.settings.Settings`` has the defaults. The

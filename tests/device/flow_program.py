@@ -20,7 +20,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     x, w = torch.randn(8, 16, device=device), torch.randn(16, 16, device=device, requires_grad=True)
     index = torch.tensor([7, 0, 5, 5], device=device)
-    compiled = torch.compile(step, backend=minidbg.wrap(getattr(faulty, fault), seconds=100, reduce_oom=True))
+    compiled = torch.compile(step, backend=minidbg.wrap(getattr(faulty, fault), seconds=100))
     print("starting", flush=True)
     try:
         compiled(x, w, index).square().sum().backward()

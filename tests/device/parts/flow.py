@@ -75,6 +75,8 @@ def reduced_in_the_program(context: Context, fault: str, folder: Path, **variabl
         return {"line": answer["report"], "repro": answer["path"]}
     if answer["report"] is None:
         raise Failed(f"minidbg said nothing; the program ended with {done.status}: {answer.get('said')}")
+    if fault == "out_of_memory":
+        return reduced_later(context, folder, 100.0)
     raise Failed(f"no repro: {answer['report']}")
 
 
@@ -93,19 +95,17 @@ def reduced_after_a_kill(context: Context, folder: Path) -> dict[str, Any]:
     seconds = max(
         60.0, min(MOST_HANGS_S, context.left - 40)
     )  # each question that hangs takes all of its time
-    done = context.minidbg(
-        "reduce",
-        "--json",
-        "--seconds",
-        f"{seconds:.0f}",
-        cwd=folder,
-        limit=seconds + 30,
-        MINIDBG_TIME_LIMIT_S=limit,
-    )
+    return reduced_later(context, folder, seconds, MINIDBG_TIME_LIMIT_S=limit)
+
+
+def reduced_later(context: Context, folder: Path, seconds: float, **variables: str) -> dict[str, Any]:
+    """The repro of a capture that waits, or of what a dead program left. Raises Failed."""
+    words = ("reduce", "--json", "--seconds", f"{seconds:.0f}")
+    done = context.minidbg(*words, cwd=folder, limit=seconds + 30, **variables)
     answer = last_json(done.out)
     if not answer.get("path"):
         raise Failed(f"no repro: {done.tail}")
-    return {"line": f"after a kill: {last_words(done)}", "repro": answer["path"]}
+    return {"line": f"afterwards: {last_words(done)}", "repro": answer["path"]}
 
 
 def waited_for(folder: Path, seconds: float) -> None:

@@ -89,7 +89,7 @@ def test_two_underscores_mark_a_variable_that_is_no_setting(tmp_path: Path) -> N
         ("seconds", float("nan"), r"seconds=nan"),
         ("seconds", "soon", r"seconds='soon'.*expected `float`"),
         ("max_calls", 1.5, r"max_calls=1\.5.*expected `int`"),
-        ("reduce_oom", "perhaps", r"reduce_oom='perhaps'.*expected `bool`"),
+        ("crash_records", "perhaps", r"crash_records='perhaps'.*expected `bool`"),
         ("match", "(", r"match='\('.*regular expression"),
         ("setup", [1], r"setup=\[1\].*strings"),
         ("repro_dir", 3, r"repro_dir=3.*a path"),
@@ -105,11 +105,11 @@ def test_a_value_that_cannot_be_is_told_with_its_choices(
 def test_values_arrive_in_their_own_types(tmp_path: Path) -> None:
     found = load(
         tmp_path,
-        environ={"MINIDBG_REDUCE_OOM": "true", "MINIDBG_SETUP": "import a\nimport b", "MINIDBG_VERIFY": "3"},
+        environ={"MINIDBG_CRASH_RECORDS": "false", "MINIDBG_SETUP": "import a\nimport b", "MINIDBG_VERIFY": "3"},
         reduce="later",
         env=["MY_FLAG"],
     )
-    assert found.reduce_oom is True
+    assert found.crash_records is False
     assert found.setup == ("import a", "import b")
     assert found.verify == 3
     assert found.reduce is Reduce.LATER
