@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,22 +183,19 @@ def config(as_json: bool) -> None:
     Sources, the weakest first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
     variables, arguments. Settings of [tool.minidbg.watch] follow as watch.NAME.
     """
-    watch_origins = watching.load_watch_with_origins({})
-    of_watch = (replace(origin, name=f"watch.{origin.name}") for origin in watch_origins)
-    origins = [*settings.load_with_origins(), *of_watch]
+    of_watch = watching.load_watch_with_origins({}).items()
+    origins = settings.load_with_origins() | {f"watch.{name}": origin for name, origin in of_watch}
     if as_json:
-        for origin in origins:
-            print_json({"name": origin.name, "value": origin.value, "source": origin.source})
+        for name, (value, source) in origins.items():
+            print_json({"name": name, "value": value, "source": source})
         return
-    names = max(len(origin.name) for origin in origins)
-    values = min(max(len(cell_text(origin.value)) for origin in origins), 40)
-    for origin in origins:
-        source = origin.source
-        if source == "the environment":
-            variable = "DIR" if origin.name == "repro_dir" else origin.name.upper()
-            source = f"MINIDBG_{variable} in the environment"
-        line = f"{origin.name:<{names}}  {cell_text(origin.value):<{values}}  {source}"
-        click.echo(click.style(line, dim=origin.source == "default"))
+    names = max(map(len, origins))
+    values = min(max(len(cell_text(value)) for value, _ in origins.values()), 40)
+    for name, (value, source) in origins.items():
+        variable = "DIR" if name == "repro_dir" else name.upper()
+        place = f"MINIDBG_{variable} in {source}" if source == "the environment" else source
+        line = f"{name:<{names}}  {cell_text(value):<{values}}  {place}"
+        click.echo(click.style(line, dim=source == "default"))
     click.echo(f"minidbg: the user's file is {settings.user_settings_file()}", err=True)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from minidbg.core.errors import nearest
 from minidbg.core.literals import read_literal, write_literal
 
 AnyRecord = TypeVar("AnyRecord")
@@ -54,9 +55,15 @@ def of_another_class(value: Any) -> Any:
 def record_of(table: Any, kind: type[AnyRecord]) -> AnyRecord:
     """The record that ``table_of`` or ``plain`` made ``table`` of. Raises one of MALFORMED, mostly
     ValueError with the place, the value and what belongs there."""
-    value = table = _with_literals(table)
+    record: AnyRecord = converted(_with_literals(table), kind)
+    return record
+
+
+def converted(value: Any, kind: Any, *, strict: bool = True) -> Any:
+    """``value`` as that type; if not ``strict``, numbers and booleans may be texts. Raises
+    ValueError as ``record_of`` does."""
     try:
-        return msgspec.convert(table, kind)
+        return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at ")
         parts = re.findall(r"\.(\w+)|\[(\d+)\]", place.partition("[...]")[0])
@@ -67,13 +74,14 @@ def record_of(table: Any, kind: type[AnyRecord]) -> AnyRecord:
         where = where.removeprefix(".spec").removeprefix(".")
         what = f"{what[0].lower()}{what[1:]}"
         if "enum" in what:
-            what = f"must be one of {', '.join(map(repr, words_of(kind, parts)))}"
+            words = words_of(kind, [name for name, _ in parts])
+            what = f"must be one of {', '.join(map(repr, words))}{nearest(value, words)}"
         raise ValueError(f"{where} = {value!r:.80}: {what}" if where else what) from None
 
 
-def words_of(kind: Any, parts: Iterable[tuple[str, str]]) -> list[str]:
+def words_of(kind: Any, names: Iterable[str]) -> list[str]:
     """What may stand at a place of which the type is an enum or some words."""
-    for name, _ in parts:
+    for name in (*names, ""):
         hint = get_type_hints(kind)[name] if name else kind
         inner = (arg for arg in get_args(hint) if is_dataclass(arg) or isinstance(arg, EnumType))
         kind = next(inner, hint)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, get_type_hints
 
 import msgspec
 import platformdirs
@@ -23,71 +23,33 @@ from minidbg.core import script_header
 from minidbg.core.errors import BadSetting, nearest
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular
 from minidbg.core.metrics import Judge
+from minidbg.core.records import converted
 from minidbg.core.run_spec import PRECISIONS
 
 DEFAULT_FOLDER = Path("minidbg_repros")
 VALUE_LIMIT_BYTES = 1024**3
 
-Converter: TypeAlias = Callable[[Any], Any]
-"""From what was written to the setting's type. Its ValueError or TypeError says what is allowed."""
+Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+Memory: TypeAlias = Annotated[int, msgspec.Meta(ge=1 << 20)]
+"""Bytes that a process may take."""
+Text: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
-def choice(kind: type[enum.StrEnum]) -> Converter:
-    words = [str(member) for member in kind]
-
-    def chosen(value: Any) -> Any:
-        if isinstance(value, str) and value in words:
-            return kind(value)
-        near = nearest(value, words) if isinstance(value, str) else ""
-        raise ValueError(f"must be one of {', '.join(map(repr, words))}{near}")
-
-    return chosen
+def setting(default: Any, check: Callable[[Any], Any]) -> Any:
+    """A field whose value was written in a form of its own: ``check`` makes of that what its type
+    takes. Its ValueError, TypeError or re.error says what is allowed."""
+    return dataclasses.field(default=default, metadata={"check": check})
 
 
-def of_type(kind: Any) -> Converter:
-    """What msgspec takes for that type; numbers and booleans may be texts."""
-
-    def converted(value: Any) -> Any:
-        try:
-            return msgspec.convert(value, kind, strict=False)
-        except msgspec.ValidationError as error:
-            what = str(error)
-            raise ValueError(f"{what[0].lower()}{what[1:]}") from None
-
-    return converted
+def text_lines(value: Any) -> Any:
+    """One text has an item a line."""
+    return [line for line in value.splitlines() if line.strip()] if isinstance(value, str) else value
 
 
-def at_least(least: float) -> Converter:
-    """A number of the type of ``least``."""
-    return of_type(Annotated[type(least), msgspec.Meta(ge=least)])
-
-
-def strings(value: Any) -> tuple[str, ...]:
-    """One text, or a list of them. From the environment, one a line."""
-    if not isinstance(value, str | list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ValueError("must be a string or a list of strings")
-    items = value.splitlines() if isinstance(value, str) else value
-    return tuple(item for item in items if item.strip())
-
-
-def string(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("must be a string")
+def pattern(value: Any) -> Any:
+    re.compile(value)
     return value
-
-
-def pattern(value: Any) -> str:
-    try:
-        re.compile(string(value))
-    except re.error as error:
-        raise ValueError(f"must be a regular expression: {error}") from None
-    return str(value)
-
-
-def golden_device(value: Any) -> str:
-    if value not in ("", "cpu"):
-        raise ValueError("must be 'cpu', or '' for eager on the backend's own device")
-    return str(value)
 
 
 def path(value: Any) -> Path:
@@ -99,8 +61,23 @@ def path(value: Any) -> Path:
         raise ValueError(f"must be a path: {error}") from None
 
 
-def setting(default: Any, check: Converter) -> Any:
-    return dataclasses.field(default=default, metadata={"check": check})
+def by_dtype(value: Any) -> list[tuple[Any, ...]]:
+    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or of a precision."""
+    if isinstance(value, str):
+        value = PRECISIONS.get(value, value)
+    if not isinstance(value, Mapping):
+        words = ", ".join(map(repr, PRECISIONS))
+        raise ValueError(
+            f"no such precision{nearest(str(value), PRECISIONS)}; must be one of {words}, "
+            "or a mapping by dtype: {'float16': (1e-2, 1e-3)}"
+        )
+    pairs = {str(dtype).removeprefix("torch."): pair for dtype, pair in value.items()}
+    for name in pairs.keys() - FLOATS:
+        raise ValueError(f"{name!r} is not a dtype with tolerances{nearest(name, FLOATS)}")
+    return [(name, *pairs[name]) for name in sorted(pairs)]
+
+
+FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32")
 
 
 class OnFailure(enum.StrEnum):
@@ -126,78 +103,44 @@ class Verify(enum.StrEnum):
     NEVER = "never"
 
 
-def verification(value: Any) -> Verify | int:
-    if str(value).removeprefix("-").isdecimal():
-        calls: int = at_least(1)(value)
-        return calls
-    try:
-        return Verify(choice(Verify)(value))
-    except ValueError as error:
-        raise ValueError(f"{error}, or a number of calls") from None
-
-
-def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
-    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or of a precision."""
-    if isinstance(value, str) and value in PRECISIONS:
-        value = PRECISIONS[value]
-    if not isinstance(value, Mapping):
-        near = nearest(value, PRECISIONS) if isinstance(value, str) else ""
-        words = ", ".join(map(repr, PRECISIONS))
-        raise ValueError(
-            f"no such precision{near}; must be one of {words}, "
-            "or a mapping by dtype: {'float16': (1e-2, 1e-3)}"
-        )
-    found = []
-    for dtype, pair in value.items():
-        name = str(dtype).removeprefix("torch.")
-        if name not in FLOATS:
-            raise ValueError(f"{name!r} is not a dtype with tolerances{nearest(name, FLOATS)}")
-        relative, absolute = of_type(tuple[float, float])(pair)
-        found.append((name, at_least(0.0)(relative), at_least(0.0)(absolute)))
-    return tuple(sorted(found))
-
-
-FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32")
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    verify: Verify | int = setting(Verify.FIRST, verification)
-    on_failure: OnFailure = setting(OnFailure.RAISE, choice(OnFailure))
-    reduce: Reduce | None = setting(None, choice(Reduce))
+    verify: Verify | Count = Verify.FIRST
+    on_failure: OnFailure = OnFailure.RAISE
+    reduce: Reduce | None = None
     """None decides at the failure: now, or later in a job of several ranks."""
     repro_dir: Path = setting(DEFAULT_FOLDER, path)
-    seconds: float = setting(300.0, at_least(0.0))
+    seconds: Amount = 300.0
     """For all reductions of this process together."""
-    max_calls: int | None = setting(None, at_least(1))
+    max_calls: Count | None = None
     """Runs of one reduction."""
-    setup: tuple[str, ...] = setting((), strings)
+    setup: tuple[str, ...] = setting((), text_lines)
     """Statements that make the backend known in a fresh process."""
-    reference: str | None = setting(None, string)
+    reference: Text | None = None
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
-    value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, at_least(0))
+    value_limit_bytes: Annotated[int, msgspec.Meta(ge=0)] = VALUE_LIMIT_BYTES
     """Most bytes of real tensor values written for one failure, or kept for an unverified graph."""
-    match: str | None = setting(None, pattern)
+    match: Text | None = setting(None, pattern)
     """A regular expression; a failure whose text does not contain it is captured, not reduced."""
-    rtol: float | None = setting(None, at_least(0.0))
+    rtol: Amount | None = None
     """Relative tolerance of floats compared with eager, for all dtypes; given with ``atol``."""
-    atol: float | None = setting(None, at_least(0.0))
+    atol: Amount | None = None
     """Absolute tolerance, in units of the value."""
-    tolerances: tuple[tuple[str, float, float], ...] = setting((), by_dtype)
+    tolerances: tuple[tuple[str, Amount, Amount], ...] = setting((), by_dtype)
     """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``.
 
     Or, for ``float32``, by the backend's own precision: ``"bfloat16"``, ``"float16"``, ``"tf32"``.
     """
-    golden: Literal["", "cpu"] = setting("", golden_device)
+    golden: Literal["", "cpu"] = ""
     """``cpu``: results are held against eager there, where the device's own is in doubt."""
-    judge: str = setting("", lambda value: Judge.of(string(value)).text)
+    judge: str = setting("", lambda value: Judge.of(str(value)).text)
     """An expression of metrics (``pcc>=0.99``) that is true of a right result, instead of
     tolerances and of eager's own error. Raises BadJudge for another text."""
-    env: tuple[str, ...] = setting((), strings)
+    env: tuple[str, ...] = setting((), text_lines)
     """Names of more environment variables that a repro needs; their values are written into it."""
-    memory_bytes: int | None = setting(None, at_least(1 << 20))
+    memory_bytes: Memory | None = None
     """Most bytes of memory that one run may take; None is four fifths of what is free."""
-    crash_records: bool = setting(True, of_type(bool))
+    crash_records: bool = True
     """Write down what a backend is about to do, for the case that the process dies in it."""
 
     @property
@@ -205,11 +148,6 @@ class Settings:
         """Relative and absolute tolerance by dtype name, ``any`` for the rest; empty: built-in."""
         common = {"any": (self.rtol, self.atol)} if self.rtol is not None and self.atol is not None else {}
         return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
-
-
-CONVERTERS: Mapping[str, Converter] = {
-    one.name: one.metadata["check"] for one in dataclasses.fields(Settings)
-}
 
 
 class CompilerSettings(TypedDict, total=False):
@@ -237,12 +175,9 @@ class WrapSettings(CompilerSettings, total=False):
     crash_records: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    name: str
-    value: Any
-    source: str
-    """``default``, a file, ``the environment`` or ``the arguments``."""
+Origins: TypeAlias = dict[str, tuple[Any, str]]
+"""Each setting's value, and where that was written: ``default``, a file, ``the environment``, ``the
+arguments``."""
 
 
 def of_call(arguments: Mapping[str, Any], kind: type[WrapSettings | CompilerSettings]) -> Settings:
@@ -255,38 +190,35 @@ def of_call(arguments: Mapping[str, Any], kind: type[WrapSettings | CompilerSett
 def load(arguments: Mapping[str, Any] | None = None) -> Settings:
     """The settings of all sources; an argument that is None counts as not given. Raises BadSetting,
     which says where it was written."""
-    return Settings(**{origin.name: origin.value for origin in load_with_origins(arguments)})
+    return Settings(**{name: value for name, (value, _) in load_with_origins(arguments).items()})
 
 
-def load_with_origins(arguments: Mapping[str, Any] | None = None) -> tuple[Origin, ...]:
-    """Each setting with its value and where that was written, in the order of Settings. Raises
-    BadSetting as ``load`` does."""
+def load_with_origins(arguments: Mapping[str, Any] | None = None) -> Origins:
+    """In the order of Settings. Raises BadSetting as ``load`` does."""
     sources: list[tuple[str, Mapping[str, Any]]] = []
     if (user_file := user_settings_file()).is_file():
         sources.append((str(user_file), read_toml(user_file)))
     project, table = project_table(Path.cwd())
     where = f"[tool.minidbg] of {project}"
     if isinstance(folder := table.get("repro_dir"), str):
-        table["repro_dir"] = project.parent / checked("repro_dir", folder, where, CONVERTERS)
+        table["repro_dir"] = project.parent / checked("repro_dir", folder, where, Settings)
     table.pop("watch", None)  # it is read, and checked, by watch
-    given = {name: value for name, value in (arguments or {}).items() if value is not None}
+    written = {name: value for name, value in (arguments or {}).items() if value is not None}
     environment = from_environment(os.environ)
-    sources += [(where, table), ("the environment", environment), ("the arguments", given)]
-    return merged(Settings(), CONVERTERS, sources)
+    sources += [(where, table), ("the environment", environment), ("the arguments", written)]
+    return merged(Settings(), sources)
 
 
-def merged(
-    default: Any, convert: Mapping[str, Converter], sources: Iterable[tuple[str, Mapping[str, Any]]]
-) -> tuple[Origin, ...]:
-    """The settings named in ``convert``: those of the dataclass ``default``, overridden by each
-    source in turn. Raises BadSetting."""
-    names = [field.name for field in dataclasses.fields(default) if field.name in convert]
-    found = {name: Origin(name, getattr(default, name), "default") for name in names}
+def merged(default: Any, sources: Iterable[tuple[str, Mapping[str, Any]]], *but: str) -> Origins:
+    """The settings of the dataclass ``default``, ``but`` some, overridden by each source in turn.
+    Raises BadSetting."""
+    names = [field.name for field in dataclasses.fields(default) if field.name not in but]
+    origins = {name: (getattr(default, name), "default") for name in names}
     for source, table in sources:
         for name, value in table.items():
             known(name, source, names)
-            found[name] = Origin(name, checked(name, value, source, convert), source)
-    return tuple(found.values())
+            origins[name] = checked(name, value, source, type(default)), source
+    return origins
 
 
 def project_table(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -342,8 +274,10 @@ def known(name: str, source: str, names: Sequence[str]) -> None:
         raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {settings}")
 
 
-def checked(name: str, value: Any, source: str, convert: Mapping[str, Converter]) -> Any:
+def checked(name: str, value: Any, source: str, kind: Any) -> Any:
+    """``value`` as the dataclass ``kind`` has that setting. Raises BadSetting."""
+    check = kind.__dataclass_fields__[name].metadata.get("check", lambda written: written)
     try:
-        return convert[name](value)
+        return converted(check(value), get_type_hints(kind, include_extras=True)[name], strict=False)
     except (ValueError, TypeError, OverflowError, RecursionError, re.error) as error:
         raise BadSetting(f"{name}={value!r:.200} (in {source}): {error}") from None

@@ -11,12 +11,14 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from minidbg.core import settings as base
 from minidbg.core.errors import BadSetting
 from minidbg.core.machine import HERE
-from minidbg.core.settings import at_least, choice, path, setting, string, strings
+from minidbg.core.settings import Count, Memory, Text, path, setting, text_lines
 
 
 class FailOn(enum.StrEnum):
@@ -38,65 +40,58 @@ def folder_paths(value: Any) -> tuple[Path, ...]:
     return tuple(map(path, value))
 
 
-def commands(value: Any) -> tuple[str, ...]:
+def commands(value: Any) -> Any:
     """A list of them, or one, which may have several lines."""
-    return (string(value),) if isinstance(value, str) else strings(value)
+    return (value,) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
-    """Checked values. Those with a check may stand in a file."""
-
-    devices: tuple[str, ...] | None = setting(None, lambda value: parse_devices(",".join(strings(value))))
+    devices: tuple[str, ...] | None = setting(None, lambda value: parse_devices(",".join(text_lines(value))))
     """``cpu`` and ``cuda:1``, or ``all``; None runs each repro on the device its header names."""
     sources: tuple[Path, ...] = setting((), folder_paths)
     """Folders to watch besides those of the repros' backends."""
-    ignore: tuple[str, ...] = setting((), strings)
+    ignore: tuple[str, ...] = setting((), text_lines)
     """Further patterns, as in ``.gitignore``, relative to each watched folder."""
-    build: str | None = setting(None, string)
+    build: Text | None = None
     """A shell command that runs before each sweep that a change of code has caused."""
-    on_flip: tuple[str, ...] = setting((), commands)
+    on_flip: tuple[Text, ...] = setting((), commands)
     """Shell commands that get what flipped within one sweep as JSON Lines on stdin."""
-    poll_s: float | None = setting(None, at_least(0.05))
+    poll_s: Annotated[float, Meta(ge=0.05)] | None = None
     """Look every so many seconds instead of waiting for events."""
-    jobs: int = setting(min(8, HERE.processors()), at_least(1))
+    jobs: Count = dataclasses.field(default=min(8, HERE.processors()))
     """Runs at the same time."""
-    device_jobs: int = setting(1, at_least(1))
+    device_jobs: Count = 1
     """Runs at the same time on one device that is not the CPU."""
-    seconds: float | None = setting(None, at_least(0.1))
+    seconds: Annotated[float, Meta(ge=0.1)] | None = None
     """Time limit of a run; None derives it from the repro's own runs."""
-    memory_bytes: int | None = setting(None, at_least(1 << 20))
-    workers: Workers = setting(Workers.AUTO, choice(Workers))
-    fail_on: FailOn = setting(FailOn.ANY, choice(FailOn))
+    memory_bytes: Memory | None = None
+    workers: Workers = Workers.AUTO
+    fail_on: FailOn = FailOn.ANY
     once: bool = False
     folder: Path = dataclasses.field(default_factory=Path.cwd)
     """Where build command and hook run: the folder of the settings file, else the current one."""
-
-
-WATCH_CONVERTERS = {
-    one.name: one.metadata["check"] for one in dataclasses.fields(WatchSettings) if "check" in one.metadata
-}
 
 
 def load_watch_settings(arguments: Mapping[str, Any]) -> WatchSettings:
     """Of the nearest pyproject.toml, overridden by the arguments that are given. Raises
     BadSetting."""
     project, table = base.project_table(Path.cwd())
-    found = {origin.name: origin.value for origin in load_watch_with_origins(arguments)}
-    return WatchSettings(**found, folder=project.parent if table.get("watch") else Path.cwd())
+    values = {name: value for name, (value, _) in load_watch_with_origins(arguments).items()}
+    return WatchSettings(**values, folder=project.parent if table.get("watch") else Path.cwd())
 
 
-def load_watch_with_origins(arguments: Mapping[str, Any]) -> tuple[base.Origin, ...]:
-    """Each setting, its value and origin. Paths in a file are relative to it. Raises BadSetting."""
+def load_watch_with_origins(arguments: Mapping[str, Any]) -> base.Origins:
+    """Paths in a file are relative to it. Raises BadSetting."""
     project, table = base.project_table(Path.cwd())
     values = dict(base.as_table(table.get("watch", {}), "watch", project))
     where = f"[tool.minidbg.watch] of {project}"
     if "sources" in values:
-        found = base.checked("sources", values["sources"], where, WATCH_CONVERTERS)
+        found = base.checked("sources", values["sources"], where, WatchSettings)
         values["sources"] = [project.parent / one for one in found]
     given = {name: value for name, value in arguments.items() if value not in (None, ())}
     sources = ((where, values), ("the arguments", given))
-    return base.merged(WatchSettings(), WATCH_CONVERTERS, sources)
+    return base.merged(WatchSettings(), sources, "once", "folder")
 
 
 def whole_name(device: str) -> str:
