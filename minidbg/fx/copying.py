@@ -16,7 +16,6 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.core.errors import MinidbgError
 from minidbg.fx.effects import tensors_in
-from minidbg.fx.pieces import copy_node
 
 
 @contextlib.contextmanager
@@ -157,6 +156,22 @@ def _clone_of_lazy(value: Tensor) -> Tensor:
         plain = value.conj()
         return (_clone_of_lazy(plain) if plain.is_neg() else plain.clone()).conj()
     return torch_internals.negated_view(torch_internals.negated_view(value).clone())
+
+
+def copy_node(
+    graph: fx.Graph,
+    node: fx.Node,
+    argument: Callable[[fx.Node], Any],
+    arguments: tuple[Any, Any] | None = None,
+) -> fx.Node:
+    """``node`` again at the end of ``graph``, with its name where that is free, and its meta.
+
+    ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the
+    node's own args and kwargs.
+    """
+    args, kwargs = arguments or (node.args, node.kwargs)
+    new_kwargs = fx.map_arg(kwargs, argument) if kwargs else {}
+    return torch_internals.append_node(graph, node, fx.map_arg(args, argument), new_kwargs)
 
 
 _OF_ONE_GRAPH = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "meta"})

@@ -16,6 +16,8 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.fx.copying import copy_node
+from minidbg.fx.edit import is_tensor, is_unpacking, rewritten
 from minidbg.fx.effects import (
     Fact,
     Mode,
@@ -26,7 +28,6 @@ from minidbg.fx.effects import (
     nodes_in,
     op_name,
 )
-from minidbg.fx.pieces import copy_node, is_tensor, is_unpacking, rewritten
 from minidbg.fx.record import EagerFailure, Recording
 
 

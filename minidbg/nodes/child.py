@@ -21,10 +21,9 @@ from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import plain
 from minidbg.fx.case import Case
 from minidbg.fx.copying import returning
-from minidbg.fx.edit import extract
+from minidbg.fx.edit import CannotExtract, Piece, extract, is_tensor, is_unpacking, parts_of
 from minidbg.fx.effects import Fact, is_call, mode_of, op_name, tensors_in
 from minidbg.fx.effects import Mode as ModeChange
-from minidbg.fx.pieces import CannotExtract, Piece, is_tensor, is_unpacking, parts_of
 from minidbg.fx.record import Recording
 from minidbg.judge.compare import Comparison, mismatch
 from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, leaves_of

@@ -164,7 +164,7 @@ def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds
     else the whole graph."""
     from minidbg import oracle, repro
     from minidbg.core import settings
-    from minidbg.fx.pieces import CannotExtract
+    from minidbg.fx.edit import CannotExtract
     from minidbg.nodes.walk import case_of_node
     from minidbg.reduction.publishing import with_failure
 

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import fx
 
-from minidbg.fx import nested, pieces
+from minidbg.fx import edit, nested
+from minidbg.fx.edit import alike, is_unpacking
 from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
-from minidbg.fx.pieces import alike, is_unpacking
 from minidbg.fx.record import Recording, runs_in_eager
 from minidbg.reduction.search import Candidate, GraphEdit, Search
 
@@ -147,7 +147,7 @@ def with_alike_inputs_merged(search: Search) -> Candidate | None:
         return None
     left = [index for index, node in enumerate(search.recording.placeholders) if node not in stand_ins]
     inputs, tokens = (tuple(of[index] for index in left) for of in (best.inputs, best.tokens))
-    merged = pieces.rewritten(best.graph_module, stand_ins=stand_ins)
+    merged = edit.rewritten(best.graph_module, stand_ins=stand_ins)
     return best.edited(merged, inputs, tokens)
 
 

@@ -12,8 +12,8 @@ from torch import fx
 
 from minidbg.core.outcome import Verdict
 from minidbg.fx.case import Case
+from minidbg.fx.edit import is_unpacking
 from minidbg.fx.effects import Mode, class_of_call, is_call, mode_of, nesting_levels, op_name
-from minidbg.fx.pieces import is_unpacking
 from minidbg.fx.record import Recording
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.search import SHOWN, Search, last_that_holds

@@ -21,11 +21,10 @@ from minidbg.core.kinds import UNSEEN, Traits
 from minidbg.core.machine import NEVER, Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import bytes_of
-from minidbg.fx.edit import extract
+from minidbg.fx.edit import CannotExtract, extract
 from minidbg.fx.effects import graph_attribute, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
 from minidbg.fx.nested import Arguments
-from minidbg.fx.pieces import CannotExtract
 from minidbg.fx.record import ModeContext, Recording, runs_in_eager
 from minidbg.judge.suspects import Suspects
 from minidbg.torch_internals.devices import place_of

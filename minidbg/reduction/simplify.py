@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.codegen.subclasses import is_constructed, plain_stand_in
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.fx import nested, pieces
+from minidbg.fx import edit, nested
 from minidbg.fx.effects import FactType, graph_attribute, is_call, tensors_in
 from minidbg.fx.record import EagerFailure, Recording
 from minidbg.reduction.edits import with_alike_inputs_merged
@@ -145,7 +145,7 @@ def _lifted(search: Search, only: str = "") -> Candidate | None:
         return None
     tokens = (*best.tokens, *(("attribute", best.epoch, path) for path in paths))
     inputs = (*best.inputs, *(held[path] for path in paths))
-    return best.edited(pieces.with_attributes_lifted(best.graph_module, paths), inputs, tokens)
+    return best.edited(edit.with_attributes_lifted(best.graph_module, paths), inputs, tokens)
 
 
 def drop_arguments(search: Search) -> Iterator[None]:
@@ -165,7 +165,7 @@ def drop_arguments(search: Search) -> Iterator[None]:
 
 
 def _with_arguments_of(search: Search, changed: Mapping[fx.Node, nested.Arguments]) -> Candidate:
-    graph_module = pieces.rewritten(
+    graph_module = edit.rewritten(
         search.best.graph_module, arguments=lambda node: changed.get(node, (node.args, node.kwargs))
     )
     return with_inputs(search, {}, "", graph_module)
@@ -280,7 +280,7 @@ def _with_arguments(search: Search, change: Callable[[Any], Any]) -> fx.GraphMod
             key: value if key in axes else change(value) for key, value in node.kwargs.items()
         }
 
-    return pieces.rewritten(search.best.graph_module, arguments=changed)
+    return edit.rewritten(search.best.graph_module, arguments=changed)
 
 
 def _cropped(value: Tensor, sizes: Mapping[int, int]) -> Tensor:

@@ -20,9 +20,9 @@ from minidbg.core.outcome import Kind, Signature
 from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
+from minidbg.fx.edit import CannotExtract, without_arguments
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.nested import shorter_arguments, simpler_constants
-from minidbg.fx.pieces import CannotExtract, without_arguments
 from minidbg.repro import Form, load, render
 
 triton = pytest.importorskip("triton", reason="Triton is not installed, as with the CPU build of torch")

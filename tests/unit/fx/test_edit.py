@@ -12,9 +12,8 @@ from torch import Tensor, fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.fx.edit import extract
+from minidbg.fx.edit import CannotExtract, Piece, extract
 from minidbg.fx.effects import is_call
-from minidbg.fx.pieces import CannotExtract, Piece
 from minidbg.fx.record import Recording
 
 
