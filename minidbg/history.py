@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,17 +34,12 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class SweepRecord:
-    """All jobs after a change of ``files``; ``code`` is a digest of all watched ones. ``end``:
-    running, complete, superseded, interrupted or build_failed."""
+    """All jobs after a change of ``files``, the first of them; None where nobody watched before."""
 
-    id: int
-    started: float
-    ended: float | None
-    end: str
-    code: str
-    files: tuple[str, ...]
-    revisions: Mapping[str, Revision]
+    files: tuple[str, ...] | None
+    revisions: Mapping[str, Revision] = field(default_factory=dict)
     """By the root of the source repository."""
+    id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +132,12 @@ class Flip:
 
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 HISTORY_FILE = "history.sqlite"
 WAIT_S = 10.0
 """For another process that is just writing."""
 TABLES: Mapping[type, tuple[str, tuple[str, ...]]] = {
-    SweepRecord: ("sweeps", ("started", "ended", "end", "code", "files", "revisions")),
+    SweepRecord: ("sweeps", ("files", "revisions")),
     Observation: ("results", ("sweep", "repro", "device", "at", "outcome", "purpose",
                               "script", "environment", "torch")),
     State: ("states", tuple(one.name for one in fields(State))),
@@ -243,7 +238,7 @@ class History(AbstractContextManager["History", None]):
         def restored(name: str, content: Any) -> tuple[str, Any]:
             """Raises one of MALFORMED: bytes may have flipped anywhere in the file."""
             if name in IN_JSON:
-                return name, json.loads(content)
+                return name, json.loads(content or "null")
             return name, os.fsdecode(content) if isinstance(content, bytes) else content
 
         with fenced(self.path):
@@ -251,18 +246,8 @@ class History(AbstractContextManager["History", None]):
             tables = (map(restored, row.keys(), row) for row in rows)
             return [record_of(dict(table), record_type) for table in tables]
 
-    def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
-        return self.add(SweepRecord(0, started, None, "running", code, tuple(files), {}))
-
     def set_revisions(self, sweep: int, revisions: Mapping[str, Revision]) -> None:
         self.write("update sweeps set revisions = ? where id = ?", revisions, sweep)
-
-    def end_sweep(self, sweep: int, ended: float, end: str) -> None:
-        self.write("update sweeps set ended = ?, end = ? where id = ?", ended, end, sweep)
-
-    def sweeps(self, limit: int = 50) -> list[SweepRecord]:
-        query = "select * from sweeps order by started desc, id desc limit ?"
-        return self.read(SweepRecord, query, limit)
 
     def sweep(self, number: int | None) -> SweepRecord | None:
         return next(iter(self.read(SweepRecord, "select * from sweeps where id = ?", number)), None)
@@ -304,7 +289,8 @@ def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
     try:
         with History(path) as history:
             # all that a daemon reads later: a file with damaged pages is to be found now
-            history.states(), history.sweeps(1), history.flips(announced=False)
+            history.states(), history.flips(announced=False)
+            history.read(SweepRecord, "select * from sweeps order by id desc limit 1")
         return History(path), ""
     except DamagedHistory as error:
         aside = path.with_name(f"{path.name}.damaged-{int(now)}")

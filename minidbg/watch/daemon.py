@@ -26,7 +26,7 @@ from minidbg.core import settings as base
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict, is_expected
 from minidbg.core.text import display_path, last_line, plural
-from minidbg.history import HISTORY_FILE, Flip, Observation, Revision, open_or_begin_anew
+from minidbg.history import HISTORY_FILE, Flip, Observation, Revision, SweepRecord, open_or_begin_anew
 from minidbg.watch import events, views
 from minidbg.watch.events import Notice
 from minidbg.watch.files import are_stale, changes, digest_of_all
@@ -68,7 +68,7 @@ MOST_WAIT_S = 1.0
 MOST_SWEEPS_ONCE = 3
 REST_S = 10.0
 """After a fault of our own nothing is begun for so long."""
-MOST_FILES_TOLD = 200
+MOST_FILES_TOLD = 20
 EVENT_CHARACTERS = 1000
 
 
@@ -213,8 +213,8 @@ class Daemon:
 
     def begin_sweep(self) -> None:
         watched, began = self.watched, time.time()
+        changed = changes(watched.begun if watched.judged is None else watched.judged, watched.snapshot)
         names, watched.begun = watched.to_run, watched.snapshot
-        changed = changes(watched.judged, watched.begun) if watched.judged is not None else []
         code = f"{digest_of_all(watched.begun)} {self.devices.torch}"
         # modules beside the scripts may be imported
         folders = {str(repro.path.absolute().parent) for repro in watched.repros.values()}
@@ -224,15 +224,15 @@ class Daemon:
             others = f" and {plural(len(stale) - 1, 'other file')}" if len(stale) > 1 else ""
             text = f"{display_path(stale[0])}{others} changed since the old ones started"
             self.announce(Notice(f"waiting for new workers before this sweep: {text}"))
-        files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
-        number = self.history.start_sweep(began, code=code, files=files)
+        files = tuple(map(display_path, changed[:MOST_FILES_TOLD]))
+        number = self.history.add(SweepRecord(files if changed or self.sweeps_done else None))
         jobs, unable = self.jobs_of(names)
         watched.to_run_again = set()
         self.sweep = Sweep(
             number, jobs, watched.repros, self.states, changed, code=code, slots=self.settings.jobs,
             device_slots=self.settings.device_jobs, began=began,
         )  # fmt: skip
-        self.announce(events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed)))
+        self.announce(events.SweepStarted(number, len(jobs), len(names), files, len(changed)))
         roots = repositories_worth_building(root for root in watched.roots if root not in watched.loaded)
         self.post_from_thread(lambda: Revised(number, revisions(roots)))
         self.publish(self.sweep, unable)
@@ -367,10 +367,9 @@ class Daemon:
             watched.to_run_again |= {job.repro for job in sweep.jobs}
         else:  # also of a few repros: all others were judged on this code before
             watched.judged = watched.begun
-        end, now = "superseded" if sweep.superseded else "complete", time.time()
-        self.history.end_sweep(sweep.number, now, end)
+        end = "superseded" if sweep.superseded else "complete"
         transitions = dict(Counter(str(one.transition) for one in sweep.decisions.values()))
-        took = round(now - sweep.began, 3)
+        took = round(time.time() - sweep.began, 3)
         self.announce(events.SweepFinished(sweep.number, end, took, transitions, sweep.unjudged))
         if sweep.number % 50 == 0:
             self.history.prune()
@@ -419,11 +418,8 @@ class Daemon:
         if not self.builds_again:
             watched.built = watched.snapshot
         self.announce(message)
-        if not watched.build_failed:
-            return
-        number = self.history.start_sweep(time.time(), code=digest_of_all(watched.snapshot), files=[])
-        self.history.end_sweep(number, time.time(), "build_failed")
-        self.status = 125 if self.settings.once else None
+        if watched.build_failed and self.settings.once:
+            self.status = 125
 
     # Devices, the end
 
@@ -446,8 +442,6 @@ class Daemon:
         self.watched.events.stop()
         if self.build is not None:
             self.build.cancel()
-        if self.sweep is not None and self.lock.holder.exists():
-            self.history.end_sweep(self.sweep.number, time.time(), "interrupted")
         self.pool.close()
         self.history.close()
         self.announce.close()

@@ -227,7 +227,8 @@ class Unconfirmed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Flipped(Event):
-    """The revisions and files are those between the last sweep before it and the first after it."""
+    """The revisions and files are those between the last sweep before it and the first after it.
+    ``watched``: whether a daemon was there in between."""
 
     name = "flip"
     repro: str
@@ -241,11 +242,13 @@ class Flipped(Event):
     last_before: str
     first_after: str
     path: str
+    watched: bool = True
 
     def words(self) -> str:
         """What matters most comes first: the end of a long line is cut off."""
         verdicts = "" if self.kind in ("FIXED", "REGRESSED") else f" {self.before} -> {self.after}"
-        files = f"{names_of(self.files, 2)} changed" if self.files else "no watched file changed"
+        files = "no watched file changed" if self.watched else "nobody watched in between"
+        files = f"{names_of(self.files, 2)} changed" if self.files else files
         revisions = dict.fromkeys(filter(None, (self.last_before, self.first_after)))
         cause = "; ".join(filter(None, [files, " -> ".join(revisions)]))
         return f"{self.kind} {Path(self.repro).stem} [{self.device}]{verdicts}  {cause}"
@@ -258,7 +261,7 @@ def flip_event(history: History, flip: Flip, home: Path) -> Flipped:
     after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
     return Flipped(
         flip.repro, flip.device, flip.kind, flip.before, flip.after, flip.sweep, flip.last_before,
-        files=tuple(after.files[:20]) if after else (),
+        files=after.files or () if after else (), watched=after is None or after.files is not None,
         last_before=revision_text(before.revisions if before else {}),
         first_after=revision_text(after.revisions if after else {}),
         path=str(home / flip.repro), at=flip.at,

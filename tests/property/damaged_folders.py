@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.history import Flip, History, Observation, Revision, State
+from minidbg.history import Flip, History, Observation, Revision, State, SweepRecord
 
 HEADER = """# /// script
 # dependencies = ["torch==2.13.0"]
@@ -95,14 +95,13 @@ def write_folder(project: Path) -> None:
 def write_history(path: Path) -> None:
     signature = Signature(Kind.COMPILE, types=("ValueError",), message="no relu")
     with History(path) as history:
-        sweep = history.start_sweep(1.0, code="c", files=["toy.py"])
+        sweep = history.add(SweepRecord(("toy.py",)))
         history.set_revisions(sweep, {"/src": Revision("0123456789abcdef")})
         for name in (*SOUND, "odd.py"):
             outcome = Outcome(Verdict.REPRODUCES, signature, message="no relu")
             history.add(Observation(name, "cpu", 3.0, outcome, "run", "s", "e", sweep=sweep))
             history.add(State(name, "cpu", Verdict.REPRODUCES, 1.0, 2.0, "s", "e", "c"))
             history.add(Flip(name, "cpu", 3.0, "BROKEN", Verdict.GONE, Verdict.REPRODUCES, sweep, None))
-        history.end_sweep(sweep, 4.0, "complete")
 
 
 # What may become of a file

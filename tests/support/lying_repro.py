@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.history import HISTORY_FILE, History, Observation, State
+from minidbg.history import HISTORY_FILE, History, Observation, State, SweepRecord
 
 HEADER = """
 # /// script
@@ -94,11 +94,10 @@ def lay(home: Path) -> Path:
 def watched(hidden: Path, name: str) -> None:
     """A history of two runs."""
     with History(hidden / HISTORY_FILE) as history:
-        sweep = history.start_sweep(1000.0, code="c", files=["no_relu.py"])
+        sweep = history.add(SweepRecord(("no_relu.py",)))
         for at, verdict in ((1000.0, Verdict.REPRODUCES), (2000.0, Verdict.GONE)):
             history.add(Observation(name, "cpu", at, Outcome(verdict), "run", "s", "e", sweep=sweep))
         history.add(State(name, "cpu", Verdict.GONE, 2000.0, 2000.0, "s", "e", "c", runs=1))
-        history.end_sweep(sweep, 2001.0, "complete")
 
 
 def write(path: Path, text: str) -> None:

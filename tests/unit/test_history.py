@@ -21,6 +21,7 @@ from minidbg.history import (
     Observation,
     Revision,
     State,
+    SweepRecord,
     open_or_begin_anew,
 )
 
@@ -65,18 +66,17 @@ def test_a_repro_may_have_any_name_that_a_file_may_have(history: History, name: 
 
 
 def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None:
-    number = history.start_sweep(1.0, code="c", files=["src/a.py", "src/b.py"])
+    number = history.add(SweepRecord(("src/a.py", "src/b.py")))
     revision = Revision("0123456789abcdef", "fedcba98")
     history.set_revisions(number, {"/src": revision})
     history.add(result(sweep=number))
     history.add(state(files=("a.py",), streak_verdict=Verdict.GONE))
     flip = Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None)
     flip_id = history.add(flip)
-    history.end_sweep(number, 4.0, "complete")
 
     sweep = history.sweep(number)
-    assert (sweep.files, sweep.end) == (("src/a.py", "src/b.py"), "complete")
-    assert sweep.revisions == {"/src": revision}
+    assert sweep == SweepRecord(("src/a.py", "src/b.py"), {"/src": revision}, number)
+    assert history.sweep(history.add(SweepRecord(None))).files is None
     assert str(revision) == "0123456789+fedcba98"
     assert history.observations("r.py") == [result(sweep=number)]
     assert history.states() == {("r.py", "cpu"): state(files=("a.py",), streak_verdict=Verdict.GONE)}
@@ -105,13 +105,13 @@ def test_readers_see_what_is_committed_and_a_transaction_is_whole_or_nothing(
     assert history.states()["r.py", "cpu"].verdict is Verdict.REPRODUCES, "all of a transaction or nothing"
 
 
-def test_a_killed_writer_leaves_whole_results_and_a_sweep_to_be_marked(path: Path) -> None:
+def test_a_killed_writer_leaves_whole_results(path: Path) -> None:
     program = f"""
 import os, sys
 from pathlib import Path
-from minidbg.history import History
+from minidbg.history import History, SweepRecord
 history = History(Path({str(path)!r}))
-history.start_sweep(1.0, code="c", files=[])
+history.add(SweepRecord(()))
 history.connection.execute("begin immediate")
 history.connection.execute("insert into states(repro, device) values('half', 'cpu')")
 os.kill(os.getpid(), 9)
@@ -120,7 +120,7 @@ os.kill(os.getpid(), 9)
     assert killed.returncode == -9
     with History(path) as history:
         assert history.states() == {}
-        assert history.sweeps()[0].end == "running"
+        assert history.sweep(1) == SweepRecord((), id=1)
 
 
 def test_a_pipe_is_no_history_and_reading_one_that_is_not_there_creates_nothing(path: Path) -> None:
@@ -142,11 +142,11 @@ def test_a_history_of_a_newer_schema_is_refused_not_rewritten(path: Path) -> Non
 
 def test_pruning_drops_results_alone(history: History) -> None:
     for _ in range(20):
-        history.add(result(sweep=history.start_sweep(1.0, code="c", files=[])))
+        history.add(result(sweep=history.add(SweepRecord(()))))
     history.add(Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 4, 3))
     history.add(state(last_sweep=2))
     history.prune(keep_sweeps=5)
-    assert len(history.sweeps()) == 20
+    assert history.sweep(1) is not None
     assert len(history.flips()) == len(history.states()) == 1
     assert {run.sweep for run in history.observations(limit=99)} == {20, 19, 18, 17, 16}
 

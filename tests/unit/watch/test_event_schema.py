@@ -30,6 +30,7 @@ EVENTS: list[Event] = [
         FLIP, files=("a.py", "b.py", "c.py"), last_before="one a, two b", first_after="one a, two b+12345678"
     ),
     replace(FLIP, kind="changed", after=CHANGED, files=(), last_before="", first_after=""),
+    replace(FLIP, files=(), watched=False),
     events.ReproFileChanged("added", "new.py"),
     events.ReproFileChanged("edited", "new.py"),
     events.ReproFileChanged("damaged", "new.py", "damaged: no block"),

@@ -19,7 +19,7 @@ from rich.console import Console
 from minidbg.commands.watching import accept, list_repros
 from minidbg.commands.watching import history as history_command
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.history import Flip, History, Observation, Revision, State
+from minidbg.history import Flip, History, Observation, Revision, State, SweepRecord
 from minidbg.watch import events
 from minidbg.watch.events import Event, Flipped, Judged, Notice, Started
 from minidbg.watch.repros import Lock
@@ -315,10 +315,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     digests = {name: repro.digest for name, repro in read_repros([tmp_path], tmp_path).items()}
     (tmp_path / ".minidbg").mkdir()
     with History(tmp_path / ".minidbg" / "history.sqlite") as opened:
-        for began, commit in ((NOW - 1, "a" * 40), (NOW, "b" * 40)):
-            number = opened.start_sweep(began, code="c", files=["src/x.py"])
-            opened.set_revisions(number, {"/src": Revision(commit)})
-            opened.end_sweep(number, NOW + 1, "complete")
+        for commit in ("a" * 40, "b" * 40):
+            number = opened.add(SweepRecord(("src/x.py",), {"/src": Revision(commit)}))
             gone = Outcome(Verdict.GONE)
             opened.add(Observation("a.py", "cpu", NOW, gone, "run", digests["a.py"], "e", sweep=number))
         opened.add(Flip("a.py", "cpu", NOW + 1, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 2, 1))
