@@ -78,14 +78,14 @@ def live_object(backend: str | CompilerFn) -> Any:
 # ---- to the children of this process, and to nobody else -----------------------------------------
 
 
-def pickle_into(path: Path, backend: str | CompilerFn, *, limit_bytes: int = LIMIT_BYTES) -> None:
+def pickle_into(path: Path, backend: str | CompilerFn) -> None:
     """Pickle the live object into a new file that this user alone may read. Raises
     BackendUnreachable that says why it cannot be."""
     import cloudpickle  # late: few programs come here
 
     try:
         with open(path, "xb", opener=for_its_owner) as file:
-            cloudpickle.dump(live_object(backend), Limited(file, limit_bytes))
+            cloudpickle.dump(live_object(backend), Limited(file))
     except Exception as error:  # whatever the program's own objects raise when they are pickled
         path.unlink(missing_ok=True)
         raise BackendUnreachable(
@@ -94,13 +94,13 @@ def pickle_into(path: Path, backend: str | CompilerFn, *, limit_bytes: int = LIM
 
 
 class Limited:
-    def __init__(self, file: BinaryIO, limit_bytes: int) -> None:
-        self.file, self.left, self.limit_bytes = file, limit_bytes, limit_bytes
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.left = file, LIMIT_BYTES
 
     def write(self, data: Any) -> int:
         self.left -= memoryview(data).nbytes
         if self.left < 0:
-            raise OverflowError(f"it takes more than {self.limit_bytes:,} bytes")
+            raise OverflowError(f"it takes more than {LIMIT_BYTES:,} bytes")
         return self.file.write(data)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,10 @@ def simplify(case: Case, fails: Callable[[Case], bool]) -> Case:
     return case.with_spec(context=replace(context, config=config))
 
 
-def changed(case: Case, **fields: Any) -> Case:
+def changed(case: Case, **new: Any) -> Case:
     """``case`` with these fields of its RunSpec; itself where it has them."""
-    same = all(getattr(case.spec, name) == value for name, value in fields.items())
-    return case if same else case.with_spec(**fields)
+    same = all(getattr(case.spec, name) == value for name, value in new.items())
+    return case if same else case.with_spec(**new)
 
 
 def without_grad(case: Case) -> Case:
@@ -72,17 +72,6 @@ def without_unused_numbers(case: Case) -> Case:
     return case.with_graph(graph_module, tuple(arg for node, arg in pairs if node not in unused))
 
 
-CONTEXT_FIELDS = (
-    "grad",
-    "inference",
-    "autocast",
-    "deterministic",
-    "default_dtype",
-    "matmul_precision",
-    "config",
-)
-"""Fields of a context that are tried each for itself when not all can go."""
-
 CHANGES: tuple[Callable[[Case], Case], ...] = (
     # the usual way to the backend again, where only what is gone by now could not go that way
     lambda case: case if case.spec.level is Level.ATEN else changed(case, call=CallPath.TORCH_COMPILE),
@@ -91,6 +80,6 @@ CHANGES: tuple[Callable[[Case], Case], ...] = (
     lambda case: changed(case, backward=False),
     without_grad,
     lambda case: changed(case, context=plain_context(case.spec.context)),
-    *(partial(without_mode, name=name) for name in CONTEXT_FIELDS),
+    *(partial(without_mode, name=field.name) for field in fields(Context)),  # where not all can go
     lambda case: changed(case, backend=replace(case.backend, options={}, mode=None)),
 )

@@ -364,7 +364,6 @@ def reduce_in_child(
     argument: Mapping[str, Any],
     note: object,
     case_of: Callable[[Mapping[str, Any]], Case] = lambda argument: oracle.unpacked(argument["case"]),
-    submit: workers.Submit = workers.submit,
 ) -> dict[str, Any]:
     """In a forkserver's child: ``reduce_and_publish`` the case that ``case_of`` makes, which just
     failed. The result as JSON, or ``{"refused": why}``. Progress, and what is logged from ``level``
@@ -378,7 +377,7 @@ def reduce_in_child(
             log.setLevel(argument.get("level", logging.WARNING))
             with on_stream(stream) as listener, torch_internals.without_overrides():
                 return reduce_and_publish(
-                    case, folder, limits=limits, listener=listener, just_seen=True, submit=submit
+                    case, folder, limits=limits, listener=listener, just_seen=True
                 ).to_json()
         except MinidbgError as refused:  # also a backend, pickled there and not to be had here
             return {"refused": str(refused)}

@@ -207,7 +207,7 @@ def standbys(case: Case, session: Session) -> Iterator[None]:
 
         def started() -> workers.Standby | None:
             with contextlib.suppress(OSError):  # no process can be made now: the proof tries again
-                return until_the_end.enter_context(workers.start_server().start_standby(ahead))
+                return until_the_end.enter_context(workers.start_server().start_standby(*ahead))
             return None
 
         if session.submit is workers.submit:

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -191,12 +192,8 @@ def make_folder(folder: Path, mode: int = SHARED) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a script, its tensors, and its folder if it was the last thing in a draft folder."""
+    """Remove a script and its tensors, of a draft with its folder."""
     path.unlink(missing_ok=True)
     tensors_of(path).unlink(missing_ok=True)
     if path.parent.parent.name == "drafts":
-        for left in path.parent.glob("__pycache__/*"):
-            left.unlink()
-        for folder in (path.parent / "__pycache__", path.parent):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        shutil.rmtree(path.parent, ignore_errors=True)

@@ -80,11 +80,11 @@ def run_alone(
     return submit(Request((str(path.absolute()),), seconds=seconds, env=env)).result()
 
 
-def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.StandbyPlan:
+def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.Ahead:
     """What an interpreter imports while a search runs, which then runs a script for ``backend``
     (its name), and its variables: not those ``without``, which the script may not need."""
     inductor = torch_internals.INDUCTORS_TABLES if backend == "inductor" else ()
     modules = ("torch", "torch._dynamo", *inductor)
     lacks = dict.fromkeys((*environment.FORKABLE, *without))  # it need not be
-    environ = environment.for_judge(environment.USUAL_THREADS, workers.where_kernels_go(), lacks)
-    return workers.StandbyPlan(modules, environ)
+    kernels = workers.where_kernels_go()
+    return modules, environment.for_judge(environment.USUAL_THREADS, kernels, lacks)

@@ -2,11 +2,11 @@
 
 from minidbg.workers.child import Ended as Ended
 from minidbg.workers.child import run_python as run_python
+from minidbg.workers.client import Ahead as Ahead
 from minidbg.workers.client import Pool as Pool
 from minidbg.workers.client import Request as Request
 from minidbg.workers.client import Scripts as Scripts
 from minidbg.workers.client import Standby as Standby
-from minidbg.workers.client import StandbyPlan as StandbyPlan
 from minidbg.workers.client import Submit as Submit
 from minidbg.workers.client import Warmup as Warmup
 from minidbg.workers.client import end_server as end_server

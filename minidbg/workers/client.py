@@ -68,15 +68,6 @@ LENDERS: list[Callable[[], socket.socket]] = []
 
 
 @dataclass(frozen=True, slots=True)
-class StandbyPlan:
-    """What an interpreter imports, or calls (``module:function``), ahead of its script, and all of
-    its variables."""
-
-    modules: tuple[str, ...]
-    env: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Warmup:
     """What a server has and does before it forks, once for all requests that want the same."""
 
@@ -91,7 +82,7 @@ class Warmup:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A program, ``python *argv``, in an empty folder; or a question, ``call``
+    """A script, ``python *argv``, in an empty folder; or a question, ``call``
     (``module:function``) with an ``argument`` of plain values.
 
     The function gets the argument and one that hears texts: the last is the result's ``note``.
@@ -125,6 +116,8 @@ class Request:
     """Give an interpreter of its own one thread, as a warm fork has: that would hang with more."""
 
 
+Ahead = tuple[Sequence[str], Mapping[str, str]]
+"""What an interpreter imports, or calls (``module:function``), before its script; its variables."""
 Submit = Callable[[Request], Future[Ended]]
 """Raises OSError when no process can be made. A future that is cancelled ends its child."""
 
@@ -364,13 +357,13 @@ class Server:
             ours.sendall(len(text).to_bytes(8, "big") + text)
         return ours
 
-    def prepare(self, call: str, warmup: Warmup, ahead: StandbyPlan | None = None) -> None:
+    def prepare(self, call: str, warmup: Warmup, ahead: Ahead | None = None) -> None:
         """Have it prepare itself for such questions, without a wait. Before that it starts an
         interpreter for the script the first writes. Raises OSError when no process can be made."""
         self.start()
         if ahead is not None:
             with contextlib.suppress(OSError):  # who needs it starts one
-                self.standby = self.start_standby(ahead)
+                self.standby = self.start_standby(*ahead)
         # a server that has ended is found out by the next question
         self.put({"call": call, "warmup": asdict(warmup), "argument": None}, {}).close()
 
@@ -378,15 +371,15 @@ class Server:
         standby, self.standby = self.standby, None
         return standby
 
-    def start_standby(self, plan: StandbyPlan) -> Standby:
+    def start_standby(self, modules: Sequence[str], env: Mapping[str, str]) -> Standby:
         """An interpreter started by it: the one that was started ahead, once. Raises OSError."""
         self.start()
         if (standby := self.take_standby()) is not None:
             return standby
         stdin, order = os.pipe()
-        env = {**plan.env, "PYTHONHASHSEED": str(int.from_bytes(os.urandom(3)) + 1)}
+        env = {**env, "PYTHONHASHSEED": str(int.from_bytes(os.urandom(3)) + 1)}
         question = {
-            "call": f"{SERVER}:become", "argument": {"modules": list(plan.modules), "env": env},
+            "call": f"{SERVER}:become", "argument": {"modules": list(modules), "env": env},
             "warmup": None, "program": True, "seconds": LONGEST_WAIT_S, "memory_bytes": None,
         }  # fmt: skip
         try:

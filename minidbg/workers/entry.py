@@ -39,8 +39,8 @@ NO_VERDICT = 70
 
 
 def run_script(request: Mapping[str, Any], after: str = "") -> int:
-    """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. The
-    file ``LOADED`` says what it loaded; in a fork, ``after`` the last module of its parent."""
+    """Run the script as ``__main__`` in this process; its exit status. The file ``LOADED`` says
+    what it loaded; in a fork, ``after`` the last module of its parent."""
     folder = Path.cwd()
     faulthandler.enable(file=sys.stderr, all_threads=True)
     compile_anew(request["recompiled"])
@@ -48,20 +48,15 @@ def run_script(request: Mapping[str, Any], after: str = "") -> int:
     importlib.invalidate_caches()
     linecache.clearcache()
     sys.argv = list(request["argv"])
-    if sys.argv[0] != "-m":
-        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    path = sys.argv[0]
+    sys.path.insert(0, os.path.dirname(path))
     before = {*loaded_files(after)} if after else set[str]()
     read = files_read()
-    try:
-        if sys.argv[0] == "-m":
-            del sys.argv[0]
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        else:  # as ``runpy.run_path`` does
-            path = sys.argv[0]
-            code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-            made = sys.modules["__main__"] = types.ModuleType("__main__")
-            vars(made).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
-            exec(code, vars(made))
+    try:  # as ``runpy.run_path`` does
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        made = sys.modules["__main__"] = types.ModuleType("__main__")
+        vars(made).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
+        exec(code, vars(made))
         return 0
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):

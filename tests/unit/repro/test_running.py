@@ -114,7 +114,7 @@ def test_scripts_in_the_interpreter_started_ahead_use_minidbgs_kernels_and_a_per
     script.write_text(
         "import os, sys; print(os.environ['TORCHINDUCTOR_CACHE_DIR'], os.environ.get('OMP_NUM_THREADS'), 'torch' in sys.modules)"
     )
-    with workers.start_server().start_standby(repro.standby_plan("eager")) as ahead:
+    with workers.start_server().start_standby(*repro.standby_plan("eager")) as ahead:
         ended = ahead.start([str(script)], seconds=60)()
     assert ended is not None
     assert ended.stdout.split() == [str(tmp_path / "cache" / "minidbg" / "kernels"), "None", "True"]

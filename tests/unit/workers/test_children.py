@@ -51,7 +51,6 @@ PROGRAMS: Mapping[str, tuple[str, dict[str, Any], Callable[[Ended], bool]]] = {
         lambda end: end.stdout == "False 0\n",
     ),
     "an exception": ("1 / 0", {}, lambda end: "ZeroDivisionError" in end.stderr_tail and end.exit_status in (1, 70)),
-    "a module": ("", {"argv": ("-m", "json.tool", "--help")}, lambda end: "json.tool" in end.stdout),
     "a death": (
         "import ctypes; ctypes.string_at(0)",
         {},

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from minidbg import workers
-from minidbg.workers import Standby, StandbyPlan
+from minidbg.workers import Standby
 
 HASHES = "print(hash('a word'), list({'one', 'two', 'three', 'four', 'five', 'six'}))"
 
 
 def started(*modules: str, **variables: str) -> Standby:
-    return workers.start_server().start_standby(StandbyPlan(modules, {**os.environ, **variables}))
+    return workers.start_server().start_standby(modules, {**os.environ, **variables})
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_one_whose_server_has_ended_has_no_result(ahead: Standby, tmp_path: Path
 
 def of_the_reduction(argument: object, note: object) -> str:
     """In a child of the server, as a reduction is: the folder of what was started ahead for it."""
-    with workers.start_server().start_standby(StandbyPlan((), {"STARTED": "late"})) as ahead:
+    with workers.start_server().start_standby((), {"STARTED": "late"}) as ahead:
         found = ahead.start([str(argument["script"])], seconds=60)()  # type: ignore[index]
     return found.stdout if found is not None else "ended"
 
@@ -77,7 +77,7 @@ def of_the_reduction(argument: object, note: object) -> str:
 def test_what_the_server_has_started_ahead_is_for_the_next_question_alone(tmp_path: Path) -> None:
     workers.end_server()
     function = f"{__name__}:of_the_reduction"
-    workers.start_server().prepare(function, workers.Warmup(), StandbyPlan((), dict(os.environ)))
+    workers.start_server().prepare(function, workers.Warmup(), ((), dict(os.environ)))
     (path,) = script(tmp_path, "import os; print(os.environ.get('STARTED', 'ahead'))")
     request = workers.Request(call=function, argument={"script": path}, fork=workers.Warmup(), asks=True)
     answers = [workers.submit(request).result().value for _ in range(2)]
