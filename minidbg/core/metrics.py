@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from minidbg.core.errors import MinidbgError
-
-NAN = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +37,17 @@ class Metrics:
 
 
 METRICS: tuple[str, ...] = tuple(Metrics.__dataclass_fields__)
-FAR = Metrics(NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, equal=False)
 LARGE_IS_BAD = ("max_abs", "mean_abs", "max_rel", "ratio")
 
 
-def worst_of(metrics: Iterable[Metrics]) -> Metrics:
-    """The worst of each over several results; NaN is worse than any number."""
-    columns = [asdict(each) for each in metrics] or [asdict(Metrics())]
+def worst_of(metrics: Sequence[Metrics]) -> Metrics:
+    """The worst of each over one or more results; NaN is worse than any number."""
 
     def of(name: str) -> Any:
-        values = [column[name] for column in columns]
-        if any(value != value for value in values):
-            return NAN
-        return max(values) if name in LARGE_IS_BAD else min(values)
+        sign = 1 if name in LARGE_IS_BAD else -1
+        return max(
+            (getattr(each, name) for each in metrics), key=lambda value: (value != value, sign * value)
+        )
 
     return Metrics(**{name: of(name) for name in METRICS})
 
@@ -60,10 +57,9 @@ class BadJudge(MinidbgError):
     advice = f"{how}; metrics: {', '.join(METRICS)}"
 
 
-IN_COMPARISONS = (
-    *(ast.Compare, ast.Name, ast.Load, ast.Constant, ast.UnaryOp, ast.USub),
-    *(ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq),
-)
+NUMBER = r"-?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
+CONDITION = rf"(top1|equal|({'|'.join(METRICS)}) (<|<=|==|>=|>) {NUMBER})"
+JUDGE = re.compile(rf"{CONDITION}( (and|or) {CONDITION})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +73,13 @@ class Judge:
     @classmethod
     def of(cls, text: str) -> Judge:
         """Raises BadJudge."""
-        try:
-            tree = ast.parse(text.strip(), mode="eval").body
-            plain = ast.unparse(tree)  # a comment could end the docstring that this is written into
-            expression = ast.unparse(_condition(tree))
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            why = error.msg if isinstance(error, SyntaxError) else error
-            shown = repr(text).replace("; ", ";")  # what comes after one is advice
-            raise BadJudge(f"{shown} is no judge: {why}") from None
-        return cls(plain, expression)
+        plain = " ".join(re.sub("([<=>]+)", r" \1 ", text).split())
+        expression = re.sub("(top1|equal)(?! [<=>])", r"\1 == 1", plain)
+        with contextlib.suppress(SyntaxError, MemoryError):
+            if JUDGE.fullmatch(plain) and compile(expression, "<judge>", "eval"):
+                return cls(plain, expression)
+        shown = repr(text).replace("; ", ";")  # what comes after one is advice
+        raise BadJudge(f"{shown} is no judge")
 
-    def accepts(self, metrics: Iterable[Metrics]) -> bool:
-        """Whether it is true of each result."""
-        code = compile(self.expression, "<judge>", "eval")
-        return all(eval(code, {"__builtins__": {}}, asdict(each)) for each in metrics)
-
-
-def _condition(tree: ast.expr) -> ast.expr:
-    """``tree`` in Python; nothing but metrics, numbers, comparisons and their ``and`` and ``or`` is
-    in it. Raises ValueError."""
-    match tree:
-        case ast.BoolOp():
-            tree.values = [_condition(part) for part in tree.values]
-            return tree
-        case ast.Name(id="top1" | "equal"):
-            return ast.Compare(tree, [ast.Eq()], [ast.Constant(1)])
-        case ast.Compare():
-            parts = [*ast.walk(tree)]
-            names = {part.id for part in parts if isinstance(part, ast.Name)}
-            numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
-            are_numbers = all(isinstance(number, int | float) for number in numbers)
-            is_plain = all(isinstance(part, IN_COMPARISONS) for part in parts)
-            if is_plain and are_numbers and names and names <= {*METRICS}:
-                return tree
-    raise ValueError(f"{ast.unparse(tree)!r} compares no metric with a number")
+    def accepts(self, metrics: Metrics) -> bool:
+        return bool(eval(self.expression, {"__builtins__": {}}, asdict(metrics)))

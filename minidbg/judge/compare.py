@@ -283,7 +283,7 @@ class _Comparing:
         tolerance = self.tolerance(leaf)
         rtol, atol = (self.margin * allowed for allowed in tolerance[:2])
         judge = self.judge
-        is_right = judge.accepts([metrics_of(a, e)]) if judge else are_close(a, e, rtol, atol)
+        is_right = judge.accepts(metrics_of(a, e)) if judge else are_close(a, e, rtol, atol)
         if is_right or not self.is_steady(where):
             return None
         reference, again = (self.eager_runs.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
@@ -332,7 +332,7 @@ class _Comparing:
 def refused_by(judge: Judge, a: torch.Tensor, e: torch.Tensor, exact: Any) -> Elements:
     """As ``wrong_elements``, by a judge of the user's."""
     metrics = metrics_of(a, e, exact)
-    if judge.accepts([metrics]):
+    if judge.accepts(metrics):
         return Elements(None, 0)
     has_floats = e.is_floating_point() or e.is_complex()
     category = "float" if has_floats else "bool" if e.dtype is torch.bool else "integer"

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-from minidbg.core.metrics import FAR, Metrics
+from minidbg.core.metrics import Metrics
 
+NAN = math.nan
+FAR = Metrics(NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, equal=False)
 SPREAD_OF_A_CONSTANT = 1e-5
 """Of the largest value: values that lie closer together are one."""
 

@@ -8,7 +8,6 @@ NoShortForm, and a script is written that only shows it.
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from minidbg.codegen.expressions import quoted
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.literals import write_literal
-from minidbg.core.metrics import Judge
+from minidbg.core.metrics import METRICS, Judge
 from minidbg.core.outcome import Signature, without_expressions
 from minidbg.core.run_spec import CallPath, Context, Level
 from minidbg.core.script_header import Header
@@ -265,8 +264,7 @@ MOST_LINES = 10
 
 def lines_of(judge: Judge) -> list[str]:
     """A function's body, true of tensors ``a`` and ``e`` where ``judge`` is. Raises NoShortForm."""
-    tree = ast.parse(judge.expression)
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names = {*METRICS} & {*re.findall(r"\w+", judge.expression)}
     lines = [
         "a, e = (torch.view_as_real(v.resolve_conj()) if v.is_complex() else v for v in (a, e))",
         "a, e = (v.detach().cpu().double().flatten() for v in (a, e))",
