@@ -24,8 +24,9 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.files import read_regular
 from minidbg.core.outcome import Outcome, Verdict, is_expected
 from minidbg.core.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
+from minidbg.judge.command import judge_command
 from minidbg.watch.repros import Repro, is_script, read_repro
-from minidbg.watch.runner import fork_for, judge_arguments, outcome_of_job
+from minidbg.watch.runner import fork_for, outcome_of_job
 from minidbg.watch.settings import Devices, Workers, chosen_devices, parse_devices
 from minidbg.workers import Request, Scripts, preload_for
 
@@ -162,7 +163,7 @@ class ReproItem(pytest.Item):
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.may_hang:
             limit = min(limit, self.repro.spec.time_limit_s)
-        request = Request(judge_arguments(self.repro, self.device), seconds=limit, fork=fork)
+        request = Request(judge_command(self.repro.path, device=self.device), seconds=limit, fork=fork)
         return outcome_of_job(self.repro, self.device, pool.run(request))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:

@@ -62,14 +62,11 @@ VERDICT_STYLE = {
     "a registered name, module:attribute, or a call, module:make(level=2).",
 )
 @OPTIONS
-@click.option("--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of results; needs --atol.")
-@click.option("--atol", type=click.FloatRange(min=0.0), help="Absolute tolerance of results; needs --rtol.")
 @click.option(
     "--tolerances",
     "precision",
     type=click.Choice(PRECISIONS),
-    help="Tolerances for a backend that computes float32 in this precision by design; "
-    "replaces --rtol and --atol.",
+    help="Tolerances for a backend that computes float32 in this precision by design.",
 )
 @output.judge_option("Results are wrong where this is false: 'pcc>=0.99'; replaces tolerances.")
 @seconds_option(" of each run")
@@ -79,8 +76,6 @@ def check(
     device: str | None,
     backend: str | None,
     options: str,
-    rtol: float | None,
-    atol: float | None,
     precision: str | None,
     judge: str,
     seconds: float,
@@ -96,15 +91,10 @@ def check(
         if not find_repros([path]):
             where = f"captures lie in {path}/.minidbg/captures"
             raise click.UsageError(f"{path}: no *.py in this folder; {where}")
-    if (rtol is None) != (atol is None):
-        raise click.UsageError("--rtol and --atol go together: give both or neither")
-    if precision and rtol is not None:
-        raise click.UsageError("--tolerances replaces --rtol and --atol: give one or the other")
-    tolerances = precision if rtol is None or atol is None else (rtol, atol)
     statuses = []
     for path in find_repros(paths):
         outcome = repro.run(
-            path, device=device, backend=backend, options=options, tolerances=tolerances, judge=judge,
+            path, device=device, backend=backend, options=options, precision=precision, judge=judge,
             seconds=seconds,
         )  # fmt: skip
         statuses.append(outcome.verdict.exit_status)

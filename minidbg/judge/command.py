@@ -1,7 +1,7 @@
-"""Run as a plain file, ``judge/command.py REPRO [--device D] ...``: judge a script by this judge.
+"""Run as a plain file, ``judge/command.py REPRO [ORDERS]``: judge a script by this judge.
 
-The script is executed for its definitions; its own few lines of judgement are not used. Options,
-what is printed and exit status are those of ``minidbg.judge.script``.
+The script is executed for its definitions; its own few lines of judgement are not used. What is
+printed and the exit status are those of ``minidbg.judge.script``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import ast
 import contextlib
 import gc
 import importlib.util
+import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,19 @@ FAILED = "_failed"
 """The name in it of the errors that its statements raised."""
 
 
+def judge_command(path: str | os.PathLike[str], **orders: Any) -> tuple[str, ...]:
+    """What Python is to run, our only such command, that the script at ``path`` is judged.
+
+    ``orders``, where given: ``device``, ``backend``, a registered name or ``module:expression``, and
+    its further ``options``, a dict as text; ``tolerances`` and ``judge`` as in a header; ``one_op``.
+    """
+    wanted = {name: value for name, value in orders.items() if value}
+    return JUDGE_SCRIPT, os.path.abspath(path), json.dumps(wanted)
+
+
 def main(argv: list[str]) -> int:
-    """Judge the repro at ``argv[0]``; the rest of ``argv`` are arguments of the judge, after
-    ``--options DICT`` if it is given."""
+    """Judge the repro at ``argv[0]`` as ``argv[1]`` orders, if it is given."""
     path = os.path.abspath(argv[0])
-    options = argv[2] if argv[1:2] == ["--options"] else ""
     gc.disable()  # imports stay: to look for garbage there, also at exit, takes a third of the time
     with clean_stdout() as say:
         definitions = definitions_of(path)
@@ -46,11 +55,12 @@ def main(argv: list[str]) -> int:
         from minidbg.core.records import MALFORMED
 
         try:
-            executed = script_of(definitions, path, options)
+            orders = json.loads(argv[1]) if argv[1:] else {}
+            executed = script_of(definitions, path, orders)
         except (OSError, *MALFORMED) as error:
             print(f"{path}: {error}", file=sys.stderr)
             return 125
-        return script.main(executed, argv[3:] if options else argv[1:], say)
+        return script.main(executed, say, one_op=orders.get("one_op", False))
 
 
 @contextlib.contextmanager
@@ -68,8 +78,8 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
         os.close(real)
 
 
-def script_of(definitions: dict[str, Any], path: str, options: str = "") -> ExecutedScript:
-    """The executed script, with ``options``, a dict as text, beside those of its header.
+def script_of(definitions: dict[str, Any], path: str, orders: Mapping[str, Any]) -> ExecutedScript:
+    """The executed script, with what ``judge_command`` orders in place of what its header says.
 
     Raises OSError, MALFORMED for an unreadable header, ValueError where a mode stands in their way.
     """
@@ -79,7 +89,7 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Exec
     from minidbg.judge.script import ExecutedScript
 
     spec = parse_header(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path).spec
-    if options:
+    if options := orders.get("options"):
         import torch  # noqa: F401 - whose dtypes may stand in the options
 
         if spec.backend.mode is not None:
@@ -89,7 +99,9 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Exec
             )
         together = {**spec.backend.options, **read_literal(options)}
         spec = replace(spec, backend=replace(spec.backend, options=together))
-    return ExecutedScript(definitions, spec, definitions[FAILED])
+    spec = replace(spec, **{name: orders[name] for name in ("tolerances", "judge") if name in orders})
+    device, backend = orders.get("device"), orders.get("backend")
+    return ExecutedScript(definitions, spec, definitions[FAILED], device, backend)
 
 
 def definitions_of(path: str) -> dict[str, Any]:

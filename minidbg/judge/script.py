@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import traceback
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.run_spec import PRECISIONS, Level, RunSpec
+from minidbg.core.run_spec import Level, RunSpec
 from minidbg.judge.death import shown_in
 from minidbg.judge.run import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
 
@@ -27,9 +26,13 @@ class ExecutedScript:
     definitions: Mapping[str, Any]
     spec: RunSpec
     failed: Sequence[BaseException] = ()
+    device: str | None = None
+    """In place of the header's."""
+    backend: str | None = None
+    """In place of the script's ``backend``: a registered name or ``module:expression``."""
 
-    def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
-        compiler = self.compiler(backend)
+    def runnable(self) -> Runnable:
+        compiler, device = self.compiler(), self.device
         place = device or self.spec.device
         try:
             torch.empty(1, device=place)
@@ -48,10 +51,9 @@ class ExecutedScript:
             self.spec,
         )
 
-    def compiler(self, wanted: str | None) -> Any:
-        """The script's ``backend`` or ``--backend``: a registered name or ``module:expression``."""
+    def compiler(self) -> Any:
         definitions, reference, failed = self.definitions, self.spec.backend, self.failed
-        if failed and (wanted is None or "inputs" not in definitions):
+        if failed and (self.backend is None or "inputs" not in definitions):
             cause = brief(failed[0])
             if isinstance(failed[0], ImportError):
                 where = f"; put its folder on PYTHONPATH ({', '.join(reference.paths)}: not there)"
@@ -59,14 +61,14 @@ class ExecutedScript:
                 raise Unavailable(f"the backend's modules are not all here: {cause}{where}")
             raise BackendCannotLoad(f"the backend cannot be loaded: {cause}")
         compiler = definitions.get("backend", reference.name)
-        if wanted:
+        if self.backend:
             from minidbg.backends import named  # no script needs it for its own backend
 
             sys.path += reference.paths
             try:
-                compiler = named(wanted)
+                compiler = named(self.backend)
             except Exception as error:  # noqa: BLE001 - a broken module, a factory that refuses
-                raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
+                raise Unavailable(f"no backend {self.backend!r} here: {brief(error)}") from None
         if compiler is ...:
             raise Unavailable(reference.unfilled)
         if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
@@ -82,7 +84,7 @@ class BackendCannotLoad(Unavailable):
     """The backend is here, and cannot be loaded."""
 
 
-def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
+def judged_on_one_op(script: ExecutedScript) -> Outcome:
     """Whether its backend handles any op at all: the outcome on the first of ``ONE_OP`` that is as
     in eager, else on the first of all.
 
@@ -95,7 +97,7 @@ def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
         own = {"graph": partial(model_of, op), "inputs": eight_numbers}
         one = replace(script, definitions={**script.definitions, **own}, spec=spec)
         try:
-            outcomes.append(judge(one.runnable(device), any_failure=True))
+            outcomes.append(judge(one.runnable(), any_failure=True))
         except Unavailable as missing:
             verdict = Verdict.INVALID if isinstance(missing, BackendCannotLoad) else Verdict.SKIPPED
             return Outcome(verdict, reason=str(missing))
@@ -105,66 +107,30 @@ def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
     return replace(first, reason=(first.message.partition("\n")[0] or first.reason)[:300])
 
 
-def outcome_of_script(
-    script: ExecutedScript,
-    device: str | None = None,
-    backend: str | None = None,
-    say: Callable[[str], object] = lambda text: None,
-) -> Outcome:
+def outcome_of_script(script: ExecutedScript, say: Callable[[str], object]) -> Outcome:
     """Judge the script in this process, which says in which phase it is where it may die of it.
     Another flaky failure gets the header's number of attempts."""
     dies = script.spec.expected.kind.traits.dies
 
     def once() -> Outcome:
         try:
-            runnable = script.runnable(device, backend)
-            found = judge(runnable, note=lambda phase: dies and say("phase " + phase))
+            found = judge(script.runnable(), note=lambda phase: dies and say("phase " + phase))
             if found.verdict is Verdict.GONE and HANDED_BACK in found.reason:
                 found = replace(found, verdict=Verdict.SKIPPED)
         except Unavailable as missing:
             found = Outcome(Verdict.SKIPPED, reason=str(missing))
-        return replace(found, device=device or script.spec.device)
+        return replace(found, device=script.device or script.spec.device)
 
     return shown_in(1 if dies else script.spec.attempts, once)
 
 
-def main(script: ExecutedScript, argv: list[str], say: Callable[[str], object]) -> int:
-    """Judge ``script`` as ``argv`` asks, ``say`` the outcome; the exit status. A script's own fault
-    is ``invalid``."""
-    options = parse_arguments(argv)
-    if options.tolerances:
-        script = replace(script, spec=replace(script.spec, tolerances=options.tolerances))
-    if options.judge:
-        script = replace(script, spec=replace(script.spec, judge=options.judge))
+def main(script: ExecutedScript, say: Callable[[str], object], *, one_op: bool = False) -> int:
+    """Judge ``script``, or its backend, and ``say`` the outcome; the exit status. A script's own
+    fault is ``invalid``."""
     try:
-        if options.one_op:
-            found = judged_on_one_op(script, options.device)
-        else:
-            found = outcome_of_script(script, options.device, options.backend, say)
+        outcome = judged_on_one_op(script) if one_op else outcome_of_script(script, say)
     except Exception as error:  # noqa: BLE001 - else Python exits with 1, which means "reproduces"
         traceback.print_exc()
-        found = Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
-    say(json.dumps(found.to_json(), default=str))
-    return found.verdict.exit_status
-
-
-def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> Any:
-            self.exit(125, f"{self.prog}: {message}\n")  # argparse's own status is 2
-
-    parser = Parser(add_help=False)  # nobody but minidbg asks
-    for name in ("--device", "--backend", "--judge"):
-        parser.add_argument(name)
-    parser.add_argument("--tolerances", nargs="+")
-    parser.add_argument("--one-op", action="store_true")
-    options = parser.parse_args(argv)
-    if options.tolerances and options.tolerances[0] in PRECISIONS:
-        options.tolerances = PRECISIONS[options.tolerances[0]]
-    elif options.tolerances:
-        try:
-            relative, absolute = map(float, options.tolerances)
-        except ValueError:
-            parser.error("--tolerances takes two numbers, or one of bfloat16, float16 and tf32")
-        options.tolerances = {"any": (relative, absolute)}
-    return options
+        outcome = Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
+    say(json.dumps(outcome.to_json(), default=str))
+    return outcome.verdict.exit_status

@@ -11,7 +11,8 @@ from minidbg import torch_internals, workers
 from minidbg.core import environment
 from minidbg.core.machine import busyness, memory_limit
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.judge.command import JUDGE_SCRIPT
+from minidbg.core.run_spec import PRECISIONS
+from minidbg.judge.command import judge_command
 from minidbg.judge.death import outcome_of_run, shown_in
 from minidbg.repro.header import read_header
 from minidbg.workers import Request
@@ -28,7 +29,7 @@ def run(
     device: str | None = None,
     backend: str | None = None,
     options: str = "",
-    tolerances: tuple[float, float] | str | None = None,
+    precision: str | None = None,
     judge: str = "",
     seconds: float = 120.0,
     fork: workers.Warmup | None = None,
@@ -38,24 +39,22 @@ def run(
 
     ``fork``: in a fork of this process's forkserver, prepared so, which saves the time that
     importing torch takes. ``options``, a dict as text, are added to the backend's options in the
-    script. ``tolerances``, relative and absolute or the name of a precision, replace those of the
-    script for wrong results; ``judge`` is an expression of metrics that replaces them all.
+    script. The tolerances of a ``precision`` replace those of the script for wrong results;
+    ``judge`` is an expression of metrics that replaces them all.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects.
     Raises UnreadableRepro.
     """
     header = read_header(path)
-    argv = [JUDGE_SCRIPT, str(header.path.absolute()), *(["--options", options] if options else [])]
-    argv += ["--device", device] if device else []
-    argv += ["--backend", backend] if backend else []
-    given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
-    argv += ["--tolerances", *given] if given else []
-    argv += ["--judge", judge] if judge else []
+    argv = judge_command(
+        header.path, device=device, backend=backend, options=options, judge=judge,
+        tolerances=PRECISIONS[precision] if precision else None,
+    )  # fmt: skip
     dies, memory = header.spec.expected.kind.traits.dies, None
     if dies:
         own = float(os.environ.get("MINIDBG_TIME_LIMIT_S") or header.spec.time_limit_s)
         seconds, memory = min(seconds, own + START_SECONDS * busyness()), memory_limit()
-    request = Request(tuple(argv), seconds=seconds, fork=fork, env=USUAL_ENV, memory_bytes=memory)
+    request = Request(argv, seconds=seconds, fork=fork, env=USUAL_ENV, memory_bytes=memory)
 
     def once() -> Outcome:
         ended = submit(request).result()

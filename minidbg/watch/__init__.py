@@ -9,8 +9,8 @@ verdict, and what is changed where.
    count, and when one has changed.
 4. ``daemon.py``: ``begin_sweep`` (a job is a repro on a device), ``fill``; ``sweep.py``:
    ``Sweep.in_order``, ``next_run``. There: the order of jobs, and who gets a free slot.
-5. ``runner.py``: ``Runner.submit``, ``judge_arguments``. There: how a repro, a canary (one op) and
-   a build are run, and how long.
+5. ``runner.py``: ``Runner.submit``. There: how a repro, a canary (one op) and a build are run, and
+   how long.
 6. ``workers/client.py``: ``Scripts.submit``; what a fork does is in ``ARCHITECTURE.md``.
 7. ``daemon.py``: ``run_ended``; ``files.py``: ``are_stale``; ``runner.py``: ``outcome_of_job``.
    There: whether a run counts.

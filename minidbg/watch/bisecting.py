@@ -18,11 +18,12 @@ from minidbg.core import environment
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
 from minidbg.core.text import last_line, plural
+from minidbg.judge.command import judge_command
 from minidbg.judge.death import outcome_of_run
 from minidbg.watch.events import BuildFailed
 from minidbg.watch.files import run_git
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.runner import Build, as_its_header_says, judge_arguments
+from minidbg.watch.runner import Build, as_its_header_says
 from minidbg.watch.sources import module_roots, repositories_of
 from minidbg.workers import leftovers, run_python
 
@@ -85,7 +86,7 @@ def bisect_revisions(
         built_in = (build_folder or checkout).resolve()
         inside = built_in.relative_to(checkout) if built_in.is_relative_to(checkout) else "."
         device = device or repro.spec.device
-        command = judge_arguments(repro, device, options=options)
+        command = judge_command(repro.path, device=device, options=options)
 
         def judge() -> tuple[Verdict | None, str]:
             """Whether it is gone or reproduces at this commit, None if it is unclear; and why."""

@@ -18,7 +18,7 @@ from minidbg.core.machine import HERE, busyness, memory_limit
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import RunSpec
 from minidbg.history import State
-from minidbg.judge.command import JUDGE_SCRIPT
+from minidbg.judge.command import judge_command
 from minidbg.judge.death import outcome_of_run
 from minidbg.watch.events import BuildFailed, BuildFinished
 from minidbg.watch.repros import Repro
@@ -56,8 +56,7 @@ class Runner:
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
         device = run.job.device
         fork = fork_for(self.settings.workers, device, fresh=run.fresh and not run.forked)
-        command = judge_arguments(repro, device)
-        command += ("--one-op",) if run.purpose is Purpose.CANARY else ()
+        command = judge_command(repro.path, device=device, one_op=run.purpose is Purpose.CANARY)
         memory = self.settings.memory_bytes
         if memory is None and not machine_of(device):
             memory = memory_limit(self.settings.jobs, HERE)
@@ -85,12 +84,6 @@ class Runner:
             return FIRST_RUN_SECONDS
         enough = max(least, TIME_LIMIT_FACTOR * state.seconds)
         return min(MOST_SECONDS, enough + (least if fresh else 0))
-
-
-def judge_arguments(repro: Repro, device: str, *, options: str = "") -> tuple[str, ...]:
-    """The command, our only one, that judges a repro on a device and prints the outcome as JSON."""
-    more = ("--options", options) if options else ()
-    return (JUDGE_SCRIPT, str(repro.path.absolute()), *more, "--device", device)
 
 
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Warmup | None:

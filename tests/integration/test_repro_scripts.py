@@ -14,7 +14,7 @@ from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.command import JUDGE_SCRIPT
+from minidbg.judge.command import judge_command
 from minidbg.repro import Exactness, Form, run, write
 
 pytestmark = pytest.mark.slow
@@ -52,9 +52,9 @@ def elsewhere(tmp_path):
     return folder
 
 
-def judged(script, *options, cwd):
+def judged(script, cwd, **orders):
     """What the installed judge says of the script: exit status and the JSON object."""
-    status, said, _ = ended(JUDGE_SCRIPT, script, *options, cwd=cwd)
+    status, said, _ = ended(*judge_command(script, **orders), cwd=cwd)
     return status, json.loads(said)
 
 
@@ -73,27 +73,27 @@ def test_another_failure_is_told_apart_and_skipped_by_git_bisect(tmp_path, elsew
     assert told.startswith("fails differently: no 'KeyError: .*something else' in 'BackendCompilerFailed: ")
     assert "no relu here" in told
     assert ended(script, "--bisect", cwd=elsewhere)[0] == 125
+    assert ended(script, "--no-such-option", cwd=elsewhere)[0] == 125
     assert judged(script, cwd=elsewhere)[0] == 3
-    assert judged(script, "--bisect", cwd=elsewhere)[0] == 125
 
 
 @pytest.mark.parametrize(
-    ("backend", "arguments", "why"),
+    ("backend", "orders", "why"),
     [
-        (BackendRef("b", '"b"', setup=("import no_such_package",)), (), "no_such_package"),
+        (BackendRef("b", '"b"', setup=("import no_such_package",)), {}, "no_such_package"),
         (
             BackendRef("b", "b", embedded="import no_such_package\n\n\ndef b(gm, x):\n    return gm"),
-            (),
+            {},
             "no_such_package",
         ),
-        (BackendRef("not_registered", '"not_registered"'), (), "not_registered"),
-        (None, ("--device", "nonsense"), "nonsense"),
-        (None, ("--no-such-option",), "no-such-option"),
+        (BackendRef("not_registered", '"not_registered"'), {}, "not_registered"),
+        (None, {"device": "nonsense"}, "nonsense"),
     ],
 )
-def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, arguments, why):
+def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, orders, why):
     script = write(relu_case(backend=backend) if backend else relu_case(), tmp_path / "r.py")
-    for command in ((script, *arguments), (JUDGE_SCRIPT, script, *arguments)):
+    words = [word for name, value in orders.items() for word in (f"--{name}", value)]
+    for command in ((script, *words), judge_command(script, **orders)):
         status, said, erred = ended(*command, cwd=elsewhere)
         assert status == 125
         assert why in said + erred

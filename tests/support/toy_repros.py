@@ -36,7 +36,7 @@ def backend():
     return toy
 
 
-import argparse, json, sys, time
+import json, sys, time
 
 EXPECTED = {expected!r}
 
@@ -64,7 +64,7 @@ def judge(note):
     return outcome("gone")
 
 
-def one_op():
+def on_one_op():
     try:
         assert backend().add(1, 2) == 3, "wrong sum"
     except ModuleNotFoundError as error:
@@ -78,25 +78,19 @@ def ExecutedScript(*parts):
     return parts
 
 
-def main(script, argv, say):
-    if "--one-op" in argv:
-        say(json.dumps(one_op()))
+def main(script, say, *, one_op=False, child=False):
+    if one_op:
+        say(json.dumps(on_one_op()))
         return 0
-    if EXPECTED["kind"] in ("crash", "hang") and "--child" not in argv:
+    if EXPECTED["kind"] in ("crash", "hang") and not child:
         return in_child(say)
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--options")
-    parser.add_argument("--child", action="store_true")
-    options = parser.parse_args(argv)
-    note = (lambda phase: say(f"phase {{phase}}")) if options.child else lambda phase: None
-    found = judge(note)
+    found = judge(lambda phase: child and say(f"phase {{phase}}"))
     say(json.dumps({{**found, "repro": __file__, "backend": "toy", "torch": ""}}))
     return {{"gone": 0, "reproduces": 1, "changed": 3, "skipped": 125}}[found["verdict"]]
 
 
 if __name__ == "__main__":
-    sys.exit(main(None, sys.argv[1:], lambda text: print(text, flush=True)))
+    sys.exit(main(None, lambda text: print(text, flush=True), child="--child" in sys.argv))
 import minidbg.judge
 
 minidbg.judge.script = sys.modules["minidbg.judge.script"] = sys.modules[__name__]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,9 +54,9 @@ class RoutingPool:
         """As it was at the sweep's first run elsewhere."""
 
     def submit(self, request: Request) -> Future[Ended]:
-        if "--device" not in request.argv:
+        if not request.argv:
             return self.with_devices(self.here.submit(request))
-        device = request.argv[request.argv.index("--device") + 1]
+        device = json.loads(request.argv[2])["device"]
         if not machine_of(device):
             return self.here.submit(request)
         if self.code is None:

@@ -74,12 +74,12 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         tree = str(self.folder / digest)
         if not os.path.exists(tree):
             return Ended(lost=True, error=self.trouble)
-        script, *options = request.argv[1:]
-        at = options.index("--device") + 1
-        options[at] = options[at].rpartition("/")[2]
+        script, text = request.argv[1:]
+        orders = json.loads(text)
+        orders["device"] = orders["device"].rpartition("/")[2]
         folders = os.pathsep.join(tree + path for path in paths)
         end = self.runs[key] = self.pool.submit(replace(
-            request, argv=(on_path.__file__, folders, JUDGE_SCRIPT, tree + script, *options),
+            request, argv=(on_path.__file__, folders, JUDGE_SCRIPT, tree + script, json.dumps(orders)),
             recompiled=(), memory_bytes=request.memory_bytes or memory_limit(self.jobs),
         ))  # fmt: skip
         try:

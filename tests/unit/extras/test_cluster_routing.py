@@ -13,6 +13,7 @@ from support.doubles import Children
 from minidbg.core.errors import BadSetting
 from minidbg.extras.cluster.commands import security_of
 from minidbg.extras.cluster.routing import RoutingPool, ZippedSources
+from minidbg.judge.command import judge_command
 from minidbg.watch.settings import DEVICES_CALL
 from minidbg.workers import Ended, Request
 
@@ -40,7 +41,7 @@ def test_a_run_goes_to_its_machine_with_what_is_watched_and_the_others_stay(tmp_
     here, there, told = Pool(lambda request: HERE), Pool(lambda request: Ended()), []
     pool = RoutingPool(there, here, told.append)
     home, away = (
-        Request(("judge.py", "repro.py", "--device", device), recompiled=(str(source.parent),))
+        Request(judge_command("repro.py", device=device), recompiled=(str(source.parent),))
         for device in ("cpu", "box/cuda:0")
     )
 

@@ -14,7 +14,7 @@ import pytest
 from support import PLANTED
 
 from minidbg.core.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
-from minidbg.core.run_spec import BackendRef, CallPath, RunSpec
+from minidbg.core.run_spec import PRECISIONS, BackendRef, CallPath, RunSpec
 from minidbg.judge import command
 from minidbg.judge.signature import failure
 from minidbg.repro import running
@@ -73,11 +73,8 @@ def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def run_here(path: Path, *arguments: str) -> int:
-    try:
-        return command.main([str(path), *arguments])
-    except SystemExit as end:
-        return int(str(end.code))
+def run_here(path: Path, **orders: Any) -> int:
+    return command.main([*command.judge_command(path, **orders)][1:])
 
 
 def in_words(printed: str) -> str:
@@ -164,12 +161,12 @@ def test_the_outcome_is_one_line_of_json(write_script: WriteScript, capfd: Any) 
 
 def test_another_backend_can_be_asked(write_script: WriteScript, capfd: Any) -> None:
     path = write_script("raises_on_relu")
-    assert run_here(path, "--backend", "eager") == 0
-    assert run_here(path, "--backend", "planted_backends:raises_in_run_on_relu") == 1
-    assert run_here(path, "--backend", "planted_backends:nothing_of_that_name") == 125
-    assert run_here(path, "--backend", "acme") == 125
+    assert run_here(path, backend="eager") == 0
+    assert run_here(path, backend="planted_backends:raises_in_run_on_relu") == 1
+    assert run_here(path, backend="planted_backends:nothing_of_that_name") == 125
+    assert run_here(path, backend="acme") == 125
     unreachable = write_script("acme", function="import acme_not_here\nbackend = acme_not_here.b\n")
-    assert run_here(unreachable, "--backend", "eager") == 0
+    assert run_here(unreachable, backend="eager") == 0
 
 
 def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_expression_gives(
@@ -186,29 +183,29 @@ def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_ex
     assert run_here(path) == 125
     said = in_words(capfd.readouterr().out)
     assert said == "skipped: its backend is to be filled in: a closure of train.py:4"
-    assert run_here(path, "--backend", "train:make('raises_on_relu')") == 1
-    assert run_here(path, "--backend", "train:make(name='runs_the_graph')") == 0
-    assert run_here(path, "--backend", "train:make('nothing_of_that_name')") == 125
-    assert run_here(path, "--backend", "train:make(") == 125
+    assert run_here(path, backend="train:make('raises_on_relu')") == 1
+    assert run_here(path, backend="train:make(name='runs_the_graph')") == 0
+    assert run_here(path, backend="train:make('nothing_of_that_name')") == 125
+    assert run_here(path, backend="train:make(") == 125
 
 
 @pytest.mark.parametrize(
-    ("parts", "arguments", "said"),
+    ("parts", "orders", "said"),
     [
-        ({"function": "import acme_not_here\n"}, (), "skipped: .*acme_not_here"),
-        ({"function": "raise RuntimeError('old driver')\n"}, (), "skipped: .*old driver"),
-        ({"function": "backend = 'acme_not_known'\n"}, (), "skipped: .*acme_not_known"),
-        ({}, ("--device", "cuda:77"), "skipped: .*cuda:77"),
-        ({}, ("--device", "acme"), "skipped: .*acme"),
-        ({"model": MODEL.replace("torch.relu(x)", "x @ x")}, (), ".*eager itself"),
-        ({"inputs": "def inputs(device='cpu'):\n    raise OSError('no tensors')\n"}, (), ".*no tensors"),
-        ({"inputs": "def outputs(device='cpu'):\n    return ()\n"}, (), "invalid: .*inputs"),
+        ({"function": "import acme_not_here\n"}, {}, "skipped: .*acme_not_here"),
+        ({"function": "raise RuntimeError('old driver')\n"}, {}, "skipped: .*old driver"),
+        ({"function": "backend = 'acme_not_known'\n"}, {}, "skipped: .*acme_not_known"),
+        ({}, {"device": "cuda:77"}, "skipped: .*cuda:77"),
+        ({}, {"device": "acme"}, "skipped: .*acme"),
+        ({"model": MODEL.replace("torch.relu(x)", "x @ x")}, {}, ".*eager itself"),
+        ({"inputs": "def inputs(device='cpu'):\n    raise OSError('no tensors')\n"}, {}, ".*no tensors"),
+        ({"inputs": "def outputs(device='cpu'):\n    return ()\n"}, {}, "invalid: .*inputs"),
     ],
 )
 def test_what_is_not_here_or_proves_nothing_exits_with_125(
-    write_script: WriteScript, capfd: Any, parts: dict[str, str], arguments: tuple[str, ...], said: str
+    write_script: WriteScript, capfd: Any, parts: dict[str, str], orders: dict[str, Any], said: str
 ) -> None:
-    assert run_here(write_script("raises_on_relu", **parts), *arguments) == 125
+    assert run_here(write_script("raises_on_relu", **parts), **orders) == 125
     assert re.match(said, in_words(capfd.readouterr().out))
 
 
@@ -220,29 +217,20 @@ def test_a_damaged_header_is_told_with_the_scripts_name(write_script: WriteScrip
     assert captured.err.startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("argument", ["--no-such-option", "--device", "extra"])
-def test_usage_errors_exit_with_125(write_script: WriteScript, argument: str) -> None:
-    assert run_here(write_script("raises_on_relu"), argument) == 125
+def test_orders_of_another_form_exit_with_125(write_script: WriteScript, capfd: Any) -> None:
+    assert command.main([str(write_script("raises_on_relu")), "--device"]) == 125
 
 
 BFLOAT16 = "import wrong_results\nbackend = wrong_results.computes_in_bfloat16\n"
 
 
 @pytest.mark.parametrize(
-    ("header", "arguments", "status"),
-    [
-        ("", (), 1),
-        ("", ("--tolerances", "bfloat16"), 0),
-        ("", ("--tolerances", "0.1", "0.1"), 0),
-        ("", ("--tolerances", "bfloat15"), 125),
-        ("", ("--tolerances", "0.1"), 125),
-    ],
+    ("tolerances", "status"), [(None, 1), (PRECISIONS["bfloat16"], 0), ({"any": (0.1, 0.1)}, 0)]
 )
 def test_a_script_may_allow_what_a_lower_precision_gives(
-    write_script: WriteScript, header: str, arguments: tuple[str, ...], status: int
+    write_script: WriteScript, tolerances: Any, status: int
 ) -> None:
-    script = write_script("own", kind="accuracy", header=header, function=BFLOAT16)
-    assert run_here(script, *arguments) == status
+    assert run_here(write_script("own", kind="accuracy", function=BFLOAT16), tolerances=tolerances) == status
 
 
 def test_statuses_are_below_128() -> None:

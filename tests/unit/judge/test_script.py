@@ -85,6 +85,6 @@ def runs_but(wrong: tuple[str, ...]) -> object:
 def test_a_backend_is_judged_by_the_first_op_that_it_handles(
     parts: dict[str, Any], expected: Verdict
 ) -> None:
-    outcome = judged_on_one_op(replace(SCRIPT, **parts), None)
+    outcome = judged_on_one_op(replace(SCRIPT, **parts))
     assert outcome.verdict is expected
     assert bool(outcome.reason) or expected is Verdict.GONE

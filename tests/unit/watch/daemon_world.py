@@ -40,7 +40,7 @@ MACHINE = {
 
 def script_of(order: Request) -> str:
     """The script that an order judges; empty for a canary and for a question about devices."""
-    return order.argv[1] if order.argv[:1] == (JUDGE_SCRIPT,) and "--one-op" not in order.argv else ""
+    return order.argv[1] if order.argv[:1] == (JUDGE_SCRIPT,) and "one_op" not in order.argv[2] else ""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class TablePool:
     def answer(self, order: Request) -> Ended:
         if order.call:
             return Ended(value=MACHINE, answered=True)
-        if "--one-op" in order.argv:
+        if "one_op" in order.argv[2]:
             return Ended(exit_status=0, stdout=json.dumps({"verdict": self.canary, "reason": "because"}))
         source = self.package / Path(script_of(order)).name
         verdict = source.read_text().strip()

@@ -110,7 +110,7 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
     assert missing.text == (
         "cuda:1 not present (found cpu, cuda:0); 1 repro skipped there; 'minidbg doctor' lists what is here"
     )
-    assert {order.fork for order in world.pool.orders if "cuda:0" in order.argv} == {None}
+    assert {order.fork for order in world.pool.orders if "cuda:0" in "".join(order.argv)} == {None}
 
 
 def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(world: World) -> None:
