@@ -33,8 +33,8 @@ EnvRule: TypeAlias = Mapping[str, str | None]
 # Of every process that minidbg starts but the user's program
 OF_THE_PROGRAM: EnvRule = dict.fromkeys(
     (
-        # torch reads them when it is imported, and would judge a repro with another backend or other
-        # options: with minidbg itself, where its own name stands there
+        # torch reads them when it is imported, and would judge a repro with another backend or
+        # other options: with minidbg itself, where its own name stands there
         "TORCH_COMPILE_OVERRIDE_BACKENDS",
         "TORCH_COMPILE_OVERRIDE_INDUCTOR_CONFIGS",
         "TORCH_COMPILE_OVERRIDE_DYNAMO_CONFIGS",

@@ -45,9 +45,7 @@ def worst_of(metrics: Sequence[Metrics]) -> Metrics:
 
     def of(name: str) -> Any:
         sign = 1 if name in LARGE_IS_BAD else -1
-        return max(
-            (getattr(each, name) for each in metrics), key=lambda value: (value != value, sign * value)
-        )
+        return max((getattr(each, name) for each in metrics), key=lambda v: (v != v, sign * v))
 
     return Metrics(**{name: of(name) for name in METRICS})
 

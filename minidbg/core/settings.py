@@ -44,7 +44,7 @@ def setting(default: Any, check: Callable[[Any], Any]) -> Any:
 
 def text_lines(value: Any) -> Any:
     """One text has an item a line."""
-    return [line for line in value.splitlines() if line.strip()] if isinstance(value, str) else value
+    return list(filter(str.strip, value.splitlines())) if isinstance(value, str) else value
 
 
 def pattern(value: Any) -> Any:
@@ -277,7 +277,8 @@ def known(name: str, source: str, names: Sequence[str]) -> None:
 def checked(name: str, value: Any, source: str, kind: Any) -> Any:
     """``value`` as the dataclass ``kind`` has that setting. Raises BadSetting."""
     check = kind.__dataclass_fields__[name].metadata.get("check", lambda written: written)
+    hint = get_type_hints(kind, include_extras=True)[name]
     try:
-        return converted(check(value), get_type_hints(kind, include_extras=True)[name], strict=False)
+        return converted(check(value), hint, strict=False)
     except (ValueError, TypeError, OverflowError, RecursionError, re.error) as error:
         raise BadSetting(f"{name}={value!r:.200} (in {source}): {error}") from None

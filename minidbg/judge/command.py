@@ -32,7 +32,7 @@ FAILED = "_failed"
 def judge_command(path: str | os.PathLike[str], **orders: Any) -> tuple[str, ...]:
     """What Python is to run, our only such command, that the script at ``path`` is judged.
 
-    ``orders``, where given: ``device``, ``backend``, a registered name or ``module:expression``, and
+    ``orders``, where given: ``device``, ``backend``, a registered name or ``module:expression``,
     its further ``options``, a dict as text; ``tolerances`` and ``judge`` as in a header; ``one_op``.
     """
     wanted = {name: value for name, value in orders.items() if value}
@@ -99,7 +99,7 @@ def script_of(definitions: dict[str, Any], path: str, orders: Mapping[str, Any])
             )
         together = {**spec.backend.options, **read_literal(options)}
         spec = replace(spec, backend=replace(spec.backend, options=together))
-    spec = replace(spec, **{name: orders[name] for name in ("tolerances", "judge") if name in orders})
+    spec = replace(spec, **{name: orders[name] for name in orders.keys() & {"tolerances", "judge"}})
     device, backend = orders.get("device"), orders.get("backend")
     return ExecutedScript(definitions, spec, definitions[FAILED], device, backend)
 

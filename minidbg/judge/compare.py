@@ -107,16 +107,6 @@ class Comparison:
         eager_runs = eager_runs_of(self.eager, explained_by)
         return mismatch(actual, expected, eager_runs, self.spec, notes, unjudged)
 
-    def difference_of_form(self) -> Difference | None:
-        actual, expected = leaves_of(self.actual), leaves_of(self.expected)
-        for where, leaf in expected.items():
-            a, e = (run.value if run else None for run in (actual.get(where), leaf))
-            if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):
-                difference = _form(where, leaf.role, a, e)
-                if difference and is_never_excused(difference):
-                    return difference
-        return None
-
 
 def mismatch(
     actual: Leaves,

@@ -31,14 +31,11 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     if a.shape != e.shape:
         return FAR
     equal = alike and bool(((a == e) | ((a != a) & (e != e))).all())
-    exact = _dense(reference) if reference is not None else None
-    exact = _as_float64(exact) if exact is not None and exact.shape == e.shape else None
-    top1 = _top1(_as_float64(a), _as_float64(e))
-    a, e = (_as_float64(value).flatten() for value in (a, e))
-    exact = exact.flatten() if exact is not None and exact.numel() == e.numel() else None
-    same = (a == e) | (a.isnan() & e.isnan())
-    counts = ~(same & ~e.isfinite())
-    a, e, exact = a[counts], e[counts], exact[counts] if exact is not None else None
+    a, e, exact = map(_as_float64, (a, e, _dense(torch.nan if reference is None else reference)))
+    top1 = _top1(a, e)
+    exact = exact if exact.shape == e.shape else torch.full_like(e, math.nan)
+    counts = e.isfinite() | ~((a == e) | (a.isnan() & e.isnan()))
+    a, e, exact = a[counts], e[counts], exact[counts]
     if not bool(a.isfinite().all() and e.isfinite().all()):
         return FAR
     if not (off := (a - e).abs()).any():
@@ -98,8 +95,8 @@ def _decibels(signal: float, noise: float) -> float:
     return 20 * math.log10(signal / noise) if signal else -math.inf
 
 
-def _in_units_of_eagers(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor | None) -> float:
-    if exact is None or not bool(exact.isfinite().all()):
+def _in_units_of_eagers(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor) -> float:
+    if not bool(exact.isfinite().all()):
         return math.nan
     theirs, own = (float((value - exact).norm()) for value in (a, e))
     return theirs / own if own else math.inf if theirs else 1.0

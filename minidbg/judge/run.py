@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +16,8 @@ from minidbg.core.errors import TorchNameMissing
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.records import record_of
-from minidbg.core.run_spec import CallPath, Context, RunSpec
+from minidbg.core.run_spec import CallPath, RunSpec
+from minidbg.fx.context import entered_modes, patched_config, without_modes
 from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import tensors_in
 from minidbg.judge.compare import Comparison
@@ -355,65 +354,6 @@ def cotangent_for(root: torch.Tensor, index: int) -> torch.Tensor:
 
 def needs_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-@contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        # a mode, under which dynamo writes other graphs: only where one is on
-        if str(torch.get_default_device()) != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        stack.enter_context(without_autocast())
-        yield
-
-
-@contextlib.contextmanager
-def entered_modes(context: Context) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.use_deterministic_algorithms(context.deterministic, warn_only=context.deterministic_warn_only)
-        torch.set_default_dtype(dtype_named(context.default_dtype))
-        torch.set_float32_matmul_precision(context.matmul_precision)
-        if context.threads_matter and context.threads is not None:
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(context.threads)
-        if context.default_device is not None:
-            stack.enter_context(torch.device(context.default_device))
-        stack.enter_context(torch.set_grad_enabled(context.grad))
-        if context.inference:
-            stack.enter_context(torch.inference_mode())
-        for device, dtype, caches in context.autocast:
-            stack.enter_context(torch.autocast(device, dtype_named(dtype), cache_enabled=caches))
-        yield
-
-
-@contextlib.contextmanager
-def patched_config(given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Options of torch's config modules. Graph caches are off: they would hide compiler changes."""
-    config: dict[str, dict[str, Any]] = {
-        "torch._inductor.config": {"fx_graph_cache": False, "fx_graph_remote_cache": False},
-        "torch._functorch.config": {"enable_autograd_cache": False, "enable_remote_autograd_cache": False},
-        # whole tracebacks tell compile from runtime; and torch's own minifier must not start here
-        "torch._dynamo.config": {"verbose": True, "repro_after": None},
-    }
-    with contextlib.ExitStack() as stack:
-        for name in {**config, **given}:
-            module = importlib.import_module(name)
-            options = {**config.get(name, {}), **given.get(name, {})}
-            changes = {key: options[key] for key in options if hasattr(module, key)}
-            stack.enter_context(module.patch(changes))
-        yield
-
-
-def dtype_named(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
-    return dtype
 
 
 def compared(runs: Comparison, notes: list[str]) -> Outcome | None:

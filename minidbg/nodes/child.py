@@ -20,6 +20,7 @@ from minidbg.core.metrics import Metrics, worst_of
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import plain
 from minidbg.fx.case import Case
+from minidbg.fx.context import entered_modes
 from minidbg.fx.copying import returning
 from minidbg.fx.edit import CannotExtract, Piece, extract, is_tensor, is_unpacking, parts_of
 from minidbg.fx.effects import Fact, is_call, mode_of, op_name, tensors_in
@@ -29,7 +30,7 @@ from minidbg.judge.compare import Comparison, mismatch
 from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, leaves_of
 from minidbg.judge.leaves import CannotCompare, Leaves
 from minidbg.judge.metrics import metrics_of
-from minidbg.judge.run import BY_DESIGN, HANDED_BACK, compiles_one_op, entered_modes
+from minidbg.judge.run import BY_DESIGN, HANDED_BACK, compiles_one_op
 from minidbg.nodes.row import Row, Status, TableMode
 from minidbg.torch_internals import devices, graphs_of_inductor, noting_fallbacks
 

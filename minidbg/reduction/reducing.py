@@ -28,10 +28,11 @@ from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Context, Level
 from minidbg.core.text import display_path, plural
 from minidbg.fx.case import Case
+from minidbg.fx.context import entered_modes
 from minidbg.fx.ranks import on_its_rank
-from minidbg.judge import run
 from minidbg.judge.compare import margin_for
 from minidbg.judge.precision import OnCpu
+from minidbg.judge.run import NOT_CALLED
 from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import context_passes, driver
 from minidbg.reduction.find import hints_from_error
@@ -323,7 +324,7 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> Search:
         nonlocal strays
         session.learn(search.phase, of_case(case, candidate), outcome, is_best=is_best)
         session.tell(search.phase, search.best.size[0], start)
-        strays += outcome.reason.startswith((ANOTHER_GRAPH, run.NOT_CALLED))
+        strays += outcome.reason.startswith((ANOTHER_GRAPH, NOT_CALLED))
         if believed and strays == STRAYS and not search.steps:
             raise NotReproduced("torch.compile takes none of it as it is", outcome)
 
@@ -353,7 +354,7 @@ def surroundings(context: Context) -> Iterator[None]:
     """The modes in which graphs run here; on the CPU where their device is another process's."""
     is_kept = bool(devices.KEPT_ON_CPU.get())
     context = replace(context, default_device=None) if is_kept else context
-    with run.entered_modes(context), OnCpu() if is_kept else contextlib.nullcontext():
+    with entered_modes(context), OnCpu() if is_kept else contextlib.nullcontext():
         yield
 
 

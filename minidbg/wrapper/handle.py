@@ -32,7 +32,7 @@ from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings
 from minidbg.core.text import display_path
 from minidbg.fx.case import Case
-from minidbg.judge.run import without_modes
+from minidbg.fx.context import without_modes
 from minidbg.reduction.reducing import REDUCE
 from minidbg.reduction.result import ReductionResult
 from minidbg.torch_internals import devices

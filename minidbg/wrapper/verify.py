@@ -28,7 +28,7 @@ from minidbg.core.run_spec import Level, RunSpec
 from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.fx.randomness import Derandomized, feed_recorded, may_draw
-from minidbg.judge.compare import Comparison, Difference, written_unseen
+from minidbg.judge.compare import Comparison, Difference, is_never_excused, written_unseen
 from minidbg.judge.eager_runs import OTHER_SEED, Tag, leaves_of
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import collected, gradient_sources, gradients_of
@@ -175,8 +175,8 @@ class Verification:
         if drew:
             if (own := runs.difference(explained_by=())) is None:
                 return None
-            if (found := runs.difference_of_form()) is not None:
-                return self.mismatch(found)
+            if is_never_excused(own):
+                return self.mismatch(own)
             # equal outputs tell of equal numbers, unless another thread drew while the gradients
             # were made, or a checkpoint draws again
             drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)

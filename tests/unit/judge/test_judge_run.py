@@ -12,16 +12,15 @@ import torch
 
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, Context, RunSpec
+from minidbg.fx.context import entered_modes, patched_config
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import (
     brief,
     collected,
     compared,
     cotangent_for,
-    entered_modes,
     first_lines,
     gradients_of,
-    patched_config,
 )
 
 EXPECTED = Signature(Kind.COMPILE, types=("ValueError",))
