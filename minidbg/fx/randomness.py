@@ -26,7 +26,7 @@ from minidbg.fx.copying import clone_values, copy_graph_module
 from minidbg.fx.effects import is_call, leave_blocks, nested_graphs, op_name, tensors_in
 from minidbg.fx.mutation import argument_of, written_arguments
 from minidbg.fx.nested import branches
-from minidbg.torch_internals.devices import devices_of, generator_states, restoring_generators
+from minidbg.torch_internals.devices import generator_states
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
 """Ops that multiply their first argument by draws; here and below without a trailing underscore."""
@@ -132,7 +132,7 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     """
     recorder = _Recorder(gm)
     with (
-        restoring_generators(map(str, devices_of(inputs))),
+        torch_internals.restoring_random_numbers(inputs),
         torch_internals.preserving_thread_state(),
         torch.no_grad(),
     ):

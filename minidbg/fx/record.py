@@ -34,11 +34,7 @@ from minidbg.fx.effects import (
     tensors_in,
 )
 from minidbg.fx.mutation import written_arguments, written_sources
-from minidbg.torch_internals.devices import (
-    generator_states,
-    restoring_generators,
-    set_generator_state,
-)
+from minidbg.torch_internals.devices import generator_states, set_generator_state
 
 NOT_RECORDED = object()
 """Stands for a value that has to be computed."""
@@ -304,8 +300,8 @@ class Recording:
     @contextmanager
     def _surroundings(self, env: Env) -> Iterator[None]:
         """Modes and random state as before the first node; all as it was when the block ends."""
-        devices = [device for device, _ in self._random_states[1:]]
-        with restoring_generators(devices), self.around(), torch_internals.preserving_thread_state():
+        restoring = torch_internals.restoring_random_numbers(self.inputs)
+        with restoring, self.around(), torch_internals.preserving_thread_state():
             for device, state in self._random_states:
                 set_generator_state(device, state)
             torch.set_grad_enabled(self.grad)

@@ -24,7 +24,6 @@ from minidbg.fx.copying import clone_values
 from minidbg.judge import run
 from minidbg.judge.compare import Comparison
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
-from minidbg.torch_internals.devices import devices_of, restoring_generators
 from minidbg.torch_internals.dynamo import calls_that_count, text_of_call
 
 Graphs: TypeAlias = Sequence[Sequence[fx.Node]]
@@ -95,7 +94,7 @@ def execute(
     suspects: list[Suspects] = []
     stage = None if to_the_end else last_stage_needed(case)
     with (
-        restoring_generators(map(str, devices_of(case.inputs))),
+        torch_internals.restoring_random_numbers(case.inputs),
         torch_internals.outside_tracing(),
         torch_internals.without_overrides(),
         torch_internals.graphs_given_to_backends() as reached,

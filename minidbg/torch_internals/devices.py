@@ -151,15 +151,10 @@ def free_bytes(device: torch.device) -> int | None:
 
 def generator_states(values: Iterable[Any]) -> tuple[tuple[str, Tensor], ...]:
     """Device and state of the default generators: of the CPU, of the devices of ``values``, of all
-    of the accelerator's kind in use."""
+    of the accelerator's kind in use; not of a device in error."""
     devices = {str(device) for device in devices_of(values)}
     if (kind := in_use()) is not None:  # ``torch.manual_seed`` seeds each of them
         devices |= {f"{kind}:{index}" for index in range(module_of(kind).device_count())}
-    return states_of(devices)
-
-
-def states_of(devices: Iterable[str]) -> tuple[tuple[str, Tensor], ...]:
-    """Device and state of the default generators of the CPU and of ``devices`` not in error."""
     found = [("cpu", torch.get_rng_state())]
     for device in sorted(devices):
         try:
@@ -171,17 +166,6 @@ def states_of(devices: Iterable[str]) -> tuple[tuple[str, Tensor], ...]:
         if state is not None:
             found.append((device, state))
     return tuple(found)
-
-
-@contextlib.contextmanager
-def restoring_generators(devices: Iterable[str] = ()) -> Iterator[None]:
-    """A block after which the default generators of the CPU and of ``devices`` stand as before."""
-    states = states_of(devices)
-    try:
-        yield
-    finally:
-        for device, state in states:
-            set_generator_state(device, state)
 
 
 def set_generator_state(device: str, state: Tensor) -> None:

