@@ -13,7 +13,7 @@ from torch import Tensor
 from minidbg import torch_internals
 from minidbg.codegen.expressions import Expressions
 from minidbg.core.errors import CannotWrite
-from minidbg.fx.ranks import TENSOR, imports_of
+from minidbg.fx.ranks import TENSOR, shared_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ def _dtensor(value: Any) -> Construction:
     # shards may be of unequal size, so that the whole is not as many times one of them
     rest = f"run_check=False, shape=torch.Size({list(value.shape)}), stride={tuple(value.stride())}"
     text = f"{TENSOR}.DTensor.from_local({{local}}, {{mesh}}, {placements}, {rest})"
-    imports = (f"import {TENSOR}", *imports_of([value.device_mesh, *value.placements]))
+    shared = map(shared_text, [value.device_mesh, *value.placements])
+    imports = (f"import {TENSOR}", *sorted({f"import {text[1]}" for text in shared if text and text[1]}))
     parts = {"local": value.to_local().detach(), "mesh": value.device_mesh}
     return Construction(parts, text, imports)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,10 +82,6 @@ def is_shared_value(value: Any) -> bool:
     return name in ("DTensor", "DeviceMesh", "ProcessGroup") and module.startswith("torch.")
 
 
-def needs_group(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    return any(map(is_shared_value, inputs)) or any(map(is_collective, _calls(graph_module)))
-
-
 def talks_to_others(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Why other ranks may have to take part in a run of the graph; empty where none does.
 
@@ -120,7 +116,7 @@ def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 
 def with_group(case: Case) -> Case:
     """``case`` with a backend whose setup makes the process group that its graph needs, if any."""
-    needed = needs_group(case.graph_module, case.inputs)
+    needed = bool(talks_to_others(case.graph_module, case.inputs))
     if is_asked_for_its_rank(case) and not needed:
         return case
     setup = (*(group_statements(case) if needed else ()), *without_group(case.backend.setup))
@@ -132,7 +128,7 @@ def on_its_rank(case: Case) -> Case | None:
     """``case`` with a process group for a backend that asks for its rank; None where its graph has
     one, or there was one process."""
     seen = next(filter(None, map(SEEN.fullmatch, case.provenance.notes)), None)
-    if seen is None or is_asked_for_its_rank(case) or needs_group(case.graph_module, case.inputs):
+    if seen is None or is_asked_for_its_rank(case) or talks_to_others(case.graph_module, case.inputs):
         return None
     setup = (*_setup_statements(seen[1], seen[2], ASKED_FOR), *without_group(case.backend.setup))
     return replace(
@@ -202,8 +198,3 @@ def shared_text(value: Any) -> tuple[str, str] | None:
             return "torch.distributed.group.WORLD", ""
         return f"torch.distributed.new_group({members})", ""
     return None
-
-
-def imports_of(values: Iterable[Any]) -> tuple[str, ...]:
-    texts = (shared_text(value) for value in values)
-    return tuple(sorted({f"import {text[1]}" for text in texts if text and text[1]}))
