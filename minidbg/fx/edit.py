@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import copy_node, with_history
-from minidbg.fx.effects import Fact, FactType, Mode, is_call, leaves_state, mode_of, nested_graphs
+from minidbg.fx.effects import LEAVE_STATE, Fact, FactType, Mode, is_call, mode_of, nested_graphs, op_name
 from minidbg.fx.record import EagerFailure, Recording
 
 Path: TypeAlias = tuple[int, ...]
@@ -186,25 +185,10 @@ def extract(
             *(torch_internals.symbols_in(node.meta.get("example_value")) for node in taken)
         )
         for node, size in examples.items():
-            if torch_internals.symbol_of(size) in symbols:
+            if isinstance(size, torch.SymInt) and not symbols.isdisjoint(torch_internals.symbols_in(size)):
                 placeholders[node] = None
 
-    faithful = not (bypass or stand_ins or without or without_modes)
-    if faithful and recording.writing:
-        written_to = [target for node in calls for target in recording.writing.get(node, ())]
-        inputs = {*placeholders, *(node for node, _, _ in lifted)}
-        sharing = Counter(storage for node in inputs for storage in storages.get(node, ()))
-        faithful = not (
-            any(writes for _, writes, _ in lifted)
-            or any(
-                dropped_writes(recording, calls, source, index[node])
-                for node, sources in takes.items()
-                for source in sources
-                if source in calls
-            )
-            # a write to an input that has lost the others of its storage
-            or any(sharing[storage] > 1 for node in written_to for storage in storages.get(node, ()))
-        )
+    faithful = not (bypass or stand_ins or without or without_modes or recording.writing)
     ordered = sorted(placeholders, key=index.__getitem__)
     made = build(recording, calls, instead, without, ordered, lifted, attributes, returned, unpacked)
     try:
@@ -309,7 +293,8 @@ def without_orphans(
 def _acts(node: fx.Node, fact: Fact) -> bool:
     """Whether the call matters though nothing uses its value: assertions, and calls for effect."""
     gives_nothing = fact.type is FactType.PLAIN and fact.plain is None
-    return gives_nothing or leaves_state(node) or "assert" in str(node.target) or node.is_impure()
+    is_state = node.op == "call_function" and op_name(node).endswith(LEAVE_STATE)
+    return gives_nothing or is_state or "assert" in str(node.target) or node.is_impure()
 
 
 def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> list[fx.Node]:

@@ -106,11 +106,6 @@ LEAVE_STATE = (
 """Name ends of functions that change a process state for later nodes, and no mode of ``MODES``."""
 
 
-def leaves_state(node: fx.Node) -> bool:
-    """Whether what follows ``node`` can only be run after it, so no run may begin between them."""
-    return node.op == "call_function" and op_name(node).endswith(LEAVE_STATE)
-
-
 def walk(start: Any, path: str) -> Any:
     """``start.path``, or None when a part is missing."""
     try:

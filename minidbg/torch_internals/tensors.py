@@ -205,15 +205,6 @@ def storage_identity(value: torch.Tensor) -> int:
 
 
 @private
-def symbol_of(value: object) -> str | None:
-    """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else."""
-    if not isinstance(value, torch.SymInt | torch.SymFloat):
-        return None
-    expression = value.node.expr
-    return str(expression) if expression.is_Symbol else None
-
-
-@private
 def symbols_in(value: object) -> set[str]:
     """Names of the symbols in the shape and strides of a fake tensor, or in a symbolic number."""
     if isinstance(value, torch.Tensor):
