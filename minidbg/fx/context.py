@@ -78,16 +78,6 @@ def literal_config(module_name: str) -> dict[str, Any]:
     return {key: value for key, value in items if key not in NOT_OF_THE_CASE and round_trips(value)}
 
 
-def config_without_literal() -> list[str]:
-    """Options unlike their defaults that no script can set: a pass of the program's own."""
-    return [
-        f"{module}.{name}"
-        for module in CONFIG_MODULES
-        for name, value in torch_internals.changed_config(module).items()
-        if not round_trips(value)
-    ]
-
-
 def round_trips(value: Any) -> bool:
     """Whether ``repr(value)`` is a literal equal to ``value``, so that a script may hold it."""
     try:

@@ -8,8 +8,8 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -20,10 +20,8 @@ from minidbg.fx.copying import copy_node
 from minidbg.fx.edit import is_tensor, is_unpacking, rewritten
 from minidbg.fx.effects import (
     Fact,
-    Mode,
     graph_attribute,
     is_graph,
-    mode_of,
     nested_graphs,
     nodes_in,
     op_name,
@@ -141,19 +139,6 @@ def values_of(recording: Recording, node: fx.Node, path: str) -> list[Any] | Non
         return None
 
 
-def without_node(branch: fx.GraphModule, node: fx.Node, stand_in: fx.Node) -> fx.GraphModule:
-    """``branch`` with ``stand_in`` in place of ``node``, and without what only ``node`` needed."""
-    made = rewritten(branch, stand_ins={node: stand_in})
-    made.graph.eliminate_dead_code()
-    return torch_internals.lazy_graph_module(branch, made.graph)
-
-
-def without_grad_modes(branch: fx.GraphModule) -> fx.GraphModule | None:
-    """``branch`` without its settings of grad mode; None when it has none."""
-    changes = {node for node in branch.graph.nodes if mode_of(node) is Mode.GRAD}
-    return rewritten(branch, without=changes) if changes else None
-
-
 def tensor_lists(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> list[int]:
     """The length of each tensor list a call takes; of a call for each element of one, again."""
 
@@ -229,9 +214,9 @@ def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
 
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
-Rewrite: TypeAlias = tuple[int | str, Arguments, Callable[[Arguments], Arguments]]
-"""The place of an argument of a call, by position or name; the arguments with it rewritten; and
-what puts the original back into later ones."""
+Rewrite: TypeAlias = tuple[int | str, Arguments, tuple[Any, ...]]
+"""The place of an argument of a call, by position or name; the arguments with it rewritten; and the
+originals from that place on."""
 
 
 def shorter_arguments(node: fx.Node) -> Iterator[Rewrite]:
@@ -244,11 +229,11 @@ def shorter_arguments(node: fx.Node) -> Iterator[Rewrite]:
     for count in range(1, len(node.args)):
         rest = node.args[count:]
         if not nodes_in(rest) and not axes.intersection(range(count, len(node.args))):
-            yield count, (node.args[:count], node.kwargs), partial(_with_last, count, rest)
+            yield count, (node.args[:count], node.kwargs), rest
     for key, value in node.kwargs.items():
         if not nodes_in(value) and key not in axes:
             others = {other: kept for other, kept in node.kwargs.items() if other != key}
-            yield key, (node.args, others), partial(_with_argument, key, value)
+            yield key, (node.args, others), (value,)
 
 
 def simpler_constants(node: fx.Node) -> Iterator[Rewrite]:
@@ -260,19 +245,14 @@ def simpler_constants(node: fx.Node) -> Iterator[Rewrite]:
     given: dict[Any, Any] = {**dict(enumerate(node.args)), **node.kwargs}
     for place, value in given.items():
         for other in () if place in axes else _simpler(value):
-            changed = _with_argument(place, other, (node.args, node.kwargs))
-            yield place, changed, partial(_with_argument, place, value)
+            yield place, with_originals(place, (other,), (node.args, node.kwargs)), (value,)
 
 
-def _with_last(count: int, rest: tuple[Any, ...], given: Arguments) -> Arguments:
-    return (*given[0][:count], *rest), given[1]
-
-
-def _with_argument(place: int | str, value: Any, given: Arguments) -> Arguments:
+def with_originals(place: int | str, originals: tuple[Any, ...], given: Arguments) -> Arguments:
     args, kwargs = given
     if isinstance(place, str):
-        return args, {**kwargs, place: value}
-    return (*args[:place], value, *args[place + 1 :]), kwargs
+        return args, {**kwargs, place: originals[0]}
+    return (*args[:place], *originals, *args[place + len(originals) :]), kwargs
 
 
 def axes_of(node: fx.Node) -> frozenset[int | str]:
@@ -319,8 +299,3 @@ def with_sizes(value: Any, sizes: Mapping[int, int]) -> Any:
         return type(value)(with_sizes(part, sizes) for part in value)
     is_size = isinstance(value, int) and not isinstance(value, bool)
     return sizes.get(value, value) if is_size else value
-
-
-def with_dtype(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
-    """``value`` with one dtype replaced by another, tuples and lists opened."""
-    return fx.node.map_aggregate(value, lambda part: new if part is old else part)

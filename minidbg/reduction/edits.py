@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import fx
 
+from minidbg import torch_internals
 from minidbg.fx import edit, nested
 from minidbg.fx.edit import alike, is_unpacking
 from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
@@ -200,8 +201,11 @@ def drop_nested_nodes(search: Search) -> Iterator[GraphEdit]:
 
 def _without_inner_modes(search: Search, route: nested.Route) -> Candidate | None:
     branch = dict(nested.all_graphs(search.best.graph_module)).get(route)
-    plain = nested.without_grad_modes(branch) if branch else None
-    return _edited(search, nested.with_level(search.best.graph_module, route, plain)) if plain else None
+    changes = {node for node in branch.graph.nodes if mode_of(node) is Mode.GRAD} if branch else set()
+    if branch is None or not changes:
+        return None
+    plain = edit.rewritten(branch, without=changes)
+    return _edited(search, nested.with_level(search.best.graph_module, route, plain))
 
 
 def _without_inner_node(search: Search, route: nested.Route, name: str, by: str) -> Candidate | None:
@@ -212,7 +216,9 @@ def _without_inner_node(search: Search, route: nested.Route, name: str, by: str)
     node, source = named[name], named[by]
     if not alike(recording.facts, source, node):
         return None
-    fewer = nested.without_node(recording.graph_module, node, source)
+    graph = edit.rewritten(recording.graph_module, stand_ins={node: source}).graph
+    graph.eliminate_dead_code()
+    fewer = torch_internals.lazy_graph_module(recording.graph_module, graph)
     candidate = _edited(search, nested.with_level(search.best.graph_module, route, fewer))
     if candidate is None or not search.keeps_contracts(candidate):
         return None

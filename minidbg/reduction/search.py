@@ -24,7 +24,6 @@ from minidbg.fx.copying import bytes_of
 from minidbg.fx.edit import CannotExtract, extract
 from minidbg.fx.effects import graph_attribute, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
-from minidbg.fx.nested import Arguments
 from minidbg.fx.record import ModeContext, Recording, runs_in_eager
 from minidbg.judge.suspects import Suspects
 from minidbg.torch_internals.devices import place_of
@@ -77,8 +76,8 @@ class Candidate:
     """Whether eager need not be asked, since all of it ran in eager before."""
     epoch: str = ""
     """Changes with each edit that changes values: recorded ones are not taken for earlier ones."""
-    rewrites: Mapping[ArgumentPlace, Callable[[Arguments], Arguments]] = field(default_factory=dict)
-    """The arguments made plainer on the way to it, each with what puts the original back."""
+    rewrites: Mapping[ArgumentPlace, tuple[Any, ...]] = field(default_factory=dict)
+    """The originals of the arguments made plainer on the way to it."""
 
     @classmethod
     def whole(cls, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Candidate:

@@ -156,8 +156,8 @@ def drop_arguments(search: Search) -> Iterator[None]:
             best = None
             while search.best is not best and (node := search.best.call(name)):
                 best = search.best
-                for place, changed, put_back in propose(node):
-                    first = best.rewrites.get((name, place), put_back)  # the first original of a place stays
+                for place, changed, originals in propose(node):
+                    first = best.rewrites.get((name, place), originals)  # the first original of a place stays
                     rewrites = {**best.rewrites, (name, place): first}
                     candidate = replace(_with_arguments_of(search, {node: changed}), rewrites=rewrites)
                     if is_alike(search, candidate) and search.consider(candidate) and search.best is not best:
@@ -185,7 +185,8 @@ def is_another_cause(search: Search) -> bool:
         changed: dict[fx.Node, nested.Arguments] = {}
         for name, place in reversed(list(places)):
             if node := search.best.call(name):
-                changed[node] = rewrites[name, place](changed.get(node, (node.args, node.kwargs)))
+                given = changed.get(node, (node.args, node.kwargs))
+                changed[node] = nested.with_originals(place, rewrites[name, place], given)
         return search.answer(_with_arguments_of(search, changed)).exit_status
 
     if rewrites and status(rewrites) == Verdict.INVALID.exit_status:
@@ -326,8 +327,11 @@ def _with_dtype(search: Search, old: torch.dtype) -> Candidate:
         for index, value in _tensors(search)
         if value.dtype is old
     }
-    graph_module = _with_arguments(search, lambda value: nested.with_dtype(value, old, torch.float32))
-    return with_inputs(search, changes, "float32", graph_module)
+
+    def plainer(value: Any) -> Any:
+        return fx.node.map_aggregate(value, lambda part: torch.float32 if part is old else part)
+
+    return with_inputs(search, changes, "float32", _with_arguments(search, plainer))
 
 
 def plain_tensors(search: Search) -> Iterator[GraphEdit]:

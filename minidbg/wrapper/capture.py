@@ -36,7 +36,7 @@ from minidbg.core.run_spec import (
 )
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case, symbolic_dims
-from minidbg.fx.context import config_without_literal, current_context
+from minidbg.fx.context import CONFIG_MODULES, current_context, round_trips
 from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import rank_note
 from minidbg.judge.compare import margin_for
@@ -123,7 +123,8 @@ def case_of_call(
 def lost_note(failure: Failure) -> list[str]:
     """A note on what the program had that no run of ours has, and the failure may need, if any."""
     own: Any = torch.Tensor.__torch_function__
-    lost = [f"{name} was set" for name in config_without_literal()]
+    options = {name: torch_internals.changed_config(name).items() for name in CONFIG_MODULES}
+    lost = [f"{of}.{name} was set" for of in options for name, x in options[of] if not round_trips(x)]
     placeholders = failure.graph_module.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, failure.inputs, strict=False):
         name = readable_name(str(node.target))
