@@ -116,10 +116,9 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
     """Find the compile stage at fault, and what avoids it.
 
     REPRO is a script, or a unique part of its name in the repro folder; show and report include the
-    result from then on. Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and
-    bisects inductor's passes, lowerings and options with torch's own bisector. Then tries changes
-    of the program: options, dynamic=, contiguous or cast inputs, the CPU. Each run
-    is a child process.
+    result from then on. Runs its graph through eager, aot_eager, aot_eager_decomp_partition and
+    its own backend. Then tries changes of the program: options, dynamic=, contiguous or cast
+    inputs, the CPU. Each run is a child process.
     """
     from minidbg.report import stages as room
 

@@ -48,7 +48,6 @@ def ask_all(
     memory_bytes: int | None = None,
     to_the_end: bool = True,
     deadline: Deadline = NEVER,
-    bisection: str = "",
     submit: Submit = workers.submit,
 ) -> list[Outcome]:
     """Have children run ``execute(case)``, each for so many seconds, and wait for the outcomes: in
@@ -58,10 +57,10 @@ def ask_all(
     fifths of what is free), is an outcome of kind crash or hang. One that does so in eager is
     invalid. A hang is not waited for to the end of ``seconds`` when healthy calls are much shorter;
     and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for
-    passes the ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the
-    folder in which torch's bisector keeps its state. Raises OSError when no process can be made,
-    DeviceInUse where no child can open the case's device, and BackendUnreachable where the child
-    could not unpickle the case's backend, or died of it: that is no answer.
+    passes the ``deadline``: a question that it cuts off looks like a hang. Raises OSError
+    when no process can be made, DeviceInUse where no child can open the case's device, and
+    BackendUnreachable where the child could not unpickle the case's backend, or died of it: that is
+    no answer.
     """
     memory_bytes = memory_bytes or memory_limit(len(questions))
 
@@ -69,9 +68,8 @@ def ask_all(
         with contextlib.ExitStack() as files:
             argument = {"case": files.enter_context(packed(case)), "to_the_end": to_the_end}
             asked = submit(Request(
-                call=ANSWER, argument={**argument, "bisection": bisection},
-                seconds=deadline.left(seconds), deadline=deadline, memory_bytes=memory_bytes,
-                fork=forked_from(case),
+                call=ANSWER, argument=argument, seconds=deadline.left(seconds), deadline=deadline,
+                memory_bytes=memory_bytes, fork=forked_from(case),
             ))  # fmt: skip
             until_its_end = files.pop_all()
         asked.add_done_callback(lambda _: until_its_end.close())

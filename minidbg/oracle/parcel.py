@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from minidbg import backends, torch_internals, workers
+from minidbg import backends, workers
 from minidbg.backends import pickled
 from minidbg.codegen import transport
 from minidbg.core import environment
@@ -43,8 +43,7 @@ def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[s
         case = unpacked(argument["case"])
     except BackendUnreachable as refusal:
         return {"refused": str(refusal)}
-    with torch_internals.in_bisection(argument.get("bisection", "")):
-        return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
+    return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 
 
 def warmup_for(case: Case) -> workers.Warmup:

@@ -1,8 +1,8 @@
 """Which stage of compiling has a repro's failure, what it passes with, and where the answer lies.
 
-The same graph goes through torch.compile with one stage more each time; for inductor, torch's own
-bisector then; and with changes that a program could make. It is asked for (``minidbg stages``, or a
-bug report): no announced script is changed, the answer lies in ``.minidbg/stages``.
+The same graph goes through torch.compile with one stage more each time; for inductor, with parts of
+it switched off; and with changes that a program could make. It is asked for (``minidbg stages``, or
+a bug report): no announced script is changed, the answer lies in ``.minidbg/stages``.
 """
 
 from __future__ import annotations
@@ -44,15 +44,20 @@ EARLIER = {
 }
 """Stages before a compiler, and what a failure of each means."""
 
-OPTION_SWITCHES: Mapping[str, Any] = {
-    "numerics": "strict", "emulate_precision_casts": True, "pattern_matcher": False,
-    "joint_graph_constant_folding": False, "layout_optimization": False,
-    "comprehensive_padding": False, "split_reductions": False, "loop_ordering_after_fusion": False,
-    "inplace_buffers": False, "allow_buffer_reuse": False,
-    "epilogue_fusion": False, "max_fusion_size": 1, "cpp.simdlen": 1, "size_asserts": False,
-    "use_pre_grad_passes": False, "use_joint_graph_passes": False, "use_post_grad_passes": False,
-}  # fmt: skip
-"""Documented switches of inductor that turn something off, the cheapest first."""
+OPTION_SWITCHES: Sequence[Mapping[str, Any]] = (
+    {
+        "numerics": "strict", "emulate_precision_casts": True, "pattern_matcher": False,
+        "joint_graph_constant_folding": False, "layout_optimization": False,
+        "comprehensive_padding": False, "split_reductions": False, "size_asserts": False,
+        "loop_ordering_after_fusion": False, "inplace_buffers": False, "allow_buffer_reuse": False,
+        "epilogue_fusion": False, "max_fusion_size": 1, "cpp.simdlen": 1,
+        "use_pre_grad_passes": False, "use_joint_graph_passes": False,
+        "use_post_grad_passes": False,
+    },
+    {"fallback_by_default": True},
+)  # fmt: skip
+"""Documented switches of inductor that turn something off, the cheapest first; and its lowerings,
+which take all other parts with them."""
 STRICT = "`numerics='strict'`"
 """Sums in eager's order, on devices where torch has one (2.14)."""
 CALL_SECONDS = 20.0
@@ -64,10 +69,7 @@ class StageReport:
     """Stage -> verdict, in the order of compiling; the last one is the repro's own backend."""
     backend: str
     passes: tuple[str, ...] = ()
-    """What the failure is gone with: a step of inductor skipped, then changes of the program
-    (```epilogue_fusion=False```, ``one thread``)."""
-    notes: tuple[str, ...] = ()
-    """Why something could not be found out."""
+    """What the failure is gone with: ```epilogue_fusion=False```, ``one thread``."""
     seconds: float = 0.0
     torch: str = ""
 
@@ -80,7 +82,7 @@ class StageReport:
     def sentence(self) -> str:
         strict = "gone with strict numerics: order of rounding"
         passes = (strict if what == STRICT else f"passes with {what}" for what in self.passes)
-        return "; ".join((self._stage(), *self.notes, *passes))
+        return "; ".join((self._stage(), *passes))
 
     @property
     def disabled(self) -> dict[str, str]:
@@ -158,13 +160,12 @@ def find_stages(
             )
         own, case = case.backend.name, case.with_spec(call=CallPath.TORCH_COMPILE)
 
-        def run(case: Case, what: str = "", bisection: str = "") -> Outcome:
+        def run(case: Case, what: str) -> Outcome:
             if until.is_over and what != own:
                 return Outcome(Verdict.SKIPPED, reason="the time is over")
-            if what:
-                note(f"running it with {what}")
+            note(f"running it with {what}")
             limit = max(5.0, min(CALL_SECONDS, until.left()))
-            return oracle.ask(case, seconds=limit, bisection=bisection, submit=submit)
+            return oracle.ask(case, seconds=limit, submit=submit)
 
         verdicts: dict[str, Verdict] = {}
         for name in dict.fromkeys((*EARLIER, own)):
@@ -178,40 +179,14 @@ def find_stages(
             verdicts[name] = Verdict.SKIPPED if late else verdict
         report = StageReport(verdicts, own, torch=torch.__version__)
         if report.guilty == own:
-            reproduces = verdicts[own] is Verdict.REPRODUCES
-            if own == "inductor" and reproduces and not case.spec.traits.dies:
-                note("inductor's passes, lowerings and options are bisected")
-                report = bisected(report, case, run)
-            report = replace(report, passes=(*report.passes, *avoided(case, run)))
+            report = replace(report, passes=tuple(avoided(case, run)))
         return replace(report, seconds=seconds + until.clock() - until.at)
-
-
-def bisected(report: StageReport, case: Case, run: Callable[..., Outcome]) -> StageReport:
-    """With the inductor step that breaks ``case``, by torch's bisector; or why none is known."""
-
-    def fails(bisection: str) -> bool:
-        outcome = run(case, bisection=bisection)
-        if outcome.verdict in (Verdict.TIMEOUT, Verdict.INVALID, Verdict.SKIPPED):
-            raise RuntimeError(outcome.in_words)  # a busy machine would blame what is switched off
-        return outcome.verdict is not Verdict.GONE  # failing otherwise is not passing
-
-    try:
-        found = torch_internals.bisect_inductor(fails)
-    except (RuntimeError, ImportError) as error:  # raised when answers contradict each other, too
-        why = str(error).splitlines()[0][:200]
-        return replace(report, notes=(f"torch's bisector gave up: {why}",))
-    if found is None or found[1] is None:
-        return replace(report, notes=("no single pass, lowering or option of it is at fault",))
-    _, subsystem, number, detail = found
-    place = f"{subsystem}{detail and f' ({detail})'}"
-    skipped = number is not None and f"number {number + 1} of its {place} skipped"
-    return replace(report, passes=(skipped or f"{subsystem} changed",))
 
 
 # --- what a program can change ---
 
 
-def avoided(case: Case, run: Callable[..., Outcome]) -> Iterator[str]:
+def avoided(case: Case, run: Callable[[Case, str], Outcome]) -> Iterator[str]:
     """The changes of the program with which the failure is gone, as far as there is time."""
 
     def passes(what: str, changed: Case) -> bool:
@@ -222,11 +197,12 @@ def avoided(case: Case, run: Callable[..., Outcome]) -> Iterator[str]:
         backend = replace(case.backend, options={**case.backend.options, **options}, mode=None)
         return passes(options_text(options), case.with_spec(backend=backend))
 
-    options: Mapping[str, Any] = {}
-    if case.backend.name == "inductor":
-        free = {*torch_internals.inductor_option_names()}.difference(case.backend.options)
-        options = {name: value for name, value in OPTION_SWITCHES.items() if name in free}
-    if options and passes_with(options):
+    names = torch_internals.inductor_option_names() if case.backend.name == "inductor" else ()
+    free = {*names}.difference(case.backend.options)
+    for switches in OPTION_SWITCHES:
+        options = {name: value for name, value in switches.items() if name in free}
+        if not options or not passes_with(options):
+            continue
         while len(options) > 1:
             items, middle = [*options.items()], len(options) // 2
             half = next(filter(passes_with, (dict(items[:middle]), dict(items[middle:]))), None)
@@ -234,6 +210,7 @@ def avoided(case: Case, run: Callable[..., Outcome]) -> Iterator[str]:
                 break
             options = half
         yield f"`{options_text(options)}`"
+        break
     yield from (what for what, changed in changed_cases(case) if passes(what, changed))
 
 

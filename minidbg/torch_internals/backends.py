@@ -1,4 +1,4 @@
-"""Backends as torch.compile knows, configures and calls them; of inductor its stages, its bisector,
+"""Backends as torch.compile knows, configures and calls them; of inductor its stages,
 and the fx nodes behind its objects."""
 
 from __future__ import annotations
@@ -7,9 +7,7 @@ import contextlib
 import enum
 import functools
 import importlib
-import io
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -149,46 +147,6 @@ def changed_config(module_name: str) -> dict[str, Any]:
 def config_default(module_name: str, name: str) -> Any:
     """The default of an option of a torch config module. Raises KeyError for an unknown one."""
     return importlib.import_module(module_name)._config[name].default
-
-
-@contextlib.contextmanager
-@private
-def in_bisection(folder: str) -> Iterator[None]:
-    """A block that takes part in the bisection whose state is in ``folder``; in none if empty."""
-    if not folder:
-        yield
-        return
-    from torch._inductor.compiler_bisector import CompilerBisector
-
-    with mock.patch.multiple(CompilerBisector, in_process_cache=folder, bisection_enabled=True):
-        yield
-
-
-@private
-def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int | None, str] | None:
-    """Backend, subsystem, number and detail that torch's CompilerBisector blames; None if nothing.
-
-    ``fails(folder)`` runs a program with ``torch.compile`` once, elsewhere, within
-    ``in_bisection(folder)``: the bisector keeps its state in files. It is known to fail with
-    inductor and to pass in the stages before. Raises RuntimeError when the answers contradict each
-    other.
-    """
-    from torch._inductor.compiler_bisector import CompilerBisector
-
-    known: Any = CompilerBisector
-    with (
-        tempfile.TemporaryDirectory(prefix="minidbg-bisect-", ignore_cleanup_errors=True) as folder,
-        # else it would delete a bisection that the user has begun
-        mock.patch.multiple(known, in_process_cache=folder, bisection_enabled=False),
-        contextlib.redirect_stdout(io.StringIO()),  # it prints each step
-    ):
-        # the stages before inductor have passed already
-        found = known.do_bisect(lambda: known.get_backend() != "inductor" or not fails(folder))
-    if found is None:
-        return None
-    number = found.bisect_number if found.debug_info != found.subsystem else None  # an option
-    detail = str(found.debug_info or "") if number is not None else ""
-    return found.backend, found.subsystem, number, detail
 
 
 class InductorStop(enum.Enum):

@@ -213,8 +213,9 @@ class Daemon:
 
     def begin_sweep(self) -> None:
         watched, began = self.watched, time.time()
-        changed = changes(watched.begun if watched.judged is None else watched.judged, watched.snapshot)
+        before = watched.begun if watched.judged is None else watched.judged
         names, watched.begun = watched.to_run, watched.snapshot
+        changed = changes(before, watched.begun)
         code = f"{digest_of_all(watched.begun)} {self.devices.torch}"
         # modules beside the scripts may be imported
         folders = {str(repro.path.absolute().parent) for repro in watched.repros.values()}
