@@ -29,7 +29,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Watching": {
         "watch": "minidbg.commands.watching:watch",
         "history": "minidbg.commands.watching:history",
-        "accept": "minidbg.commands.watching:accept",
         "bisect": "minidbg.commands.watching:bisect",
         "worker": "minidbg.extras.cluster.commands:worker",
     },

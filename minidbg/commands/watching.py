@@ -1,11 +1,10 @@
-"""Commands about watching: ``watch``, ``list``, ``history``, ``accept``, ``bisect``."""
+"""Commands about watching: ``watch``, ``list``, ``history``, ``bisect``."""
 
 from __future__ import annotations
 
 import ast
 import enum
 import pkgutil
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
@@ -18,9 +17,6 @@ import click
 from minidbg.commands import output
 from minidbg.commands.output import existing_folder, print_json, repro_folder
 from minidbg.commands.table import WATCH
-from minidbg.core.errors import MinidbgError
-from minidbg.core.files import replace_file
-from minidbg.core.outcome import Verdict
 from minidbg.core.text import display_path
 from minidbg.watch.settings import FailOn, Workers, load_watch_settings
 
@@ -168,56 +164,6 @@ def history(repro: Path | None, limit: int, as_json: bool) -> None:
     path = repro if repro is not None and not repro.is_dir() else existing_folder(repro)
     past = queries.history_of(path, limit)
     show_rows(queries.history_rows(past), queries.history_text(past), as_json=as_json)
-
-
-class StillFails(MinidbgError):
-    def in_two(self) -> tuple[str, str]:
-        advice = "no header was changed; accept it when the failure is gone, or give --force"
-        return str(self), advice
-
-
-def why_not_gone(path: Path) -> str:
-    """Why the repro's failure is not gone, from a run now; empty when it is."""
-    from minidbg import repro
-
-    outcome = repro.run(path, seconds=300.0)
-    if outcome.verdict is Verdict.GONE:
-        return ""
-    why = outcome.reason or outcome.message.partition("\n")[0]
-    return f"{display_path(path)} is not gone: {outcome.verdict}: {why}"
-
-
-def expect_gone(path: Path) -> None:
-    """Write into the header that the failure must stay gone. Raises MinidbgError and OSError."""
-    from minidbg.repro.header import header_of, script_text
-
-    text, line = script_text(path), "# [tool.minidbg]\n"
-    expected = replace(header_of(text, path), expect="gone")
-    text = re.sub(r"(?m)^# expect = .*\n", "", text).replace(line, f'{line}# expect = "gone"\n', 1)
-    if header_of(text, path) != expected:
-        raise MinidbgError(f"{path}: its header cannot be edited automatically; edit it by hand")
-    replace_file(path, text.encode())
-
-
-@click.command("accept")
-@click.argument("repros", nargs=-1, required=True, type=output.REPRO)
-@click.option("--force", is_flag=True, help="Run nothing; accept repros that still fail too.")
-@output.JSON_OPTION
-def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
-    """Make a fixed repro a regression test: it must stay gone.
-
-    Runs each, and writes expect = "gone" into its header. While one of them still fails, or cannot
-    be judged here, no header is changed. REPROS are scripts, or unique parts of their names in the
-    repro folder.
-    """
-    failing = [] if force else [why for path in repros if (why := why_not_gone(path))]
-    if failing:
-        raise StillFails("\n".join(failing))
-    for path in repros:
-        expect_gone(path)
-        done = "is now a regression test: it must stay gone"
-        row = {"repro": str(path), "done": done}
-        show_rows([row], f"{display_path(path)} {done}", as_json=as_json)
 
 
 @click.command("bisect")

@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from minidbg.commands.output import existing_folder, find_repro
 from minidbg.commands.run.launch import failure_lines, graph_lines, nothing_failed
-from minidbg.commands.watching import accept
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
@@ -109,12 +107,6 @@ def listed(**changes: Any) -> str:
     return list_text([row(**changes)]).replace(moment(NOW), "MOMENT")
 
 
-def accepted() -> str:
-    script = Path("compile_sin.py")
-    script.write_text("# /// script\n# [tool.minidbg]\n# schema = 1\n# backend.name = 'b'\n# ///\n")
-    return CliRunner().invoke(accept, [str(script), "--force"]).output.rstrip()
-
-
 FIGURES = {
     "reduced": True,
     "nodes": 1,
@@ -184,7 +176,6 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "list: not seen since it was written": lambda: listed(written=NOW),
     "list: contradicts its header": lambda: listed(verdict="gone", since=NOW, expected=False),
     "list: empty": lambda: list_text([]),
-    "accept": accepted,
 }  # fmt: skip
 
 

@@ -30,7 +30,6 @@ ASKED = {
 }
 """Commands whose answer is JSON, as each is asked in a folder with one repro."""
 ELSEWHERE = {
-    "accept": "the state of a job, after a watch",
     "bisect": "needs a repository",
     "history": "what a watch has seen",
     "hunt": "a line for each cell",

@@ -158,7 +158,7 @@ def test_what_completes_a_shell_is_printed_by_click(
 
 
 TAKES_A_REPRO = {
-    "show": (), "stages": (), "report": (), "reduce": (), "check": (), "accept": (),
+    "show": (), "stages": (), "report": (), "reduce": (), "check": (),
     "bisect": ("GOOD", "BAD"),
 }  # fmt: skip
 

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from minidbg.commands.watching import accept, list_repros
 from minidbg.commands.watching import history as history_command
+from minidbg.commands.watching import list_repros
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.history import Flip, History, Observation, Revision, State, SweepRecord
 from minidbg.watch import events
@@ -350,30 +350,6 @@ def test_list_shows_what_is_damaged_unseen_or_edited_since_and_history_as_many_l
 
 
 GONE = Outcome(Verdict.GONE)
-ACCEPTED: list[tuple[Outcome, str]] = [
-    (GONE, ""),
-    (Outcome(Verdict.REPRODUCES, message="ValueError: no kernel"), "reproduces: ValueError: no kernel"),
-    (Outcome(Verdict.CRASHED, reason="SIGSEGV"), "crashed: SIGSEGV"),
-    (Outcome(Verdict.SKIPPED, reason="no device cuda"), "skipped: no device cuda"),
-]
-"""What a run shows of a repro, and why it is not accepted."""
-
-
-@pytest.mark.parametrize(("outcome", "why"), ACCEPTED)
-def test_accept_takes_no_repro_that_still_fails_nor_another_beside_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, why: str
-) -> None:
-    path, other = folder / "never.py", folder / "b.py"
-    monkeypatch.setattr("minidbg.repro.run", lambda path, seconds: GONE if path == other else outcome)
-    before = other.read_text()
-    done = CliRunner().invoke(accept, [str(other), str(path)])
-    assert (other.read_text() == before) is bool(why)
-    if why:
-        assert re.search(f"never.py is not gone: {why}", str(done.exception))
-        advice = "no header was changed; accept it when the failure is gone, or give --force"
-        assert done.exception.in_two()[1] == advice
-    else:
-        assert (done.exit_code, done.output.count("regression test")) == (0, 2)
 
 
 def test_list_says_who_watches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
