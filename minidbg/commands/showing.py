@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,7 +13,6 @@ from minidbg.commands import output
 from minidbg.commands.output import JSON_OPTION, REPRO, note, print_json, seconds_option
 from minidbg.commands.watching import OPTIONS
 from minidbg.core import settings
-from minidbg.core.outcome import Verdict
 from minidbg.core.run_spec import PRECISIONS
 from minidbg.core.text import display_path, in_one_line, printable
 from minidbg.watch import settings as watching
@@ -41,14 +39,8 @@ def show(repro: Path, as_json: bool) -> None:
 
 WORST_FIRST = (1, 3, output.CANNOT_JUDGE, 0)
 
-VERDICT_STYLE = {
-    Verdict.GONE: "green",
-    Verdict.REPRODUCES: "red",
-    Verdict.CHANGED: "yellow",
-    Verdict.CRASHED: "yellow",
-    Verdict.TIMEOUT: "yellow",
-    Verdict.FLAKY: "magenta",
-}
+COLOURS = {0: "green", 1: "red", 3: "yellow"}
+"""By the exit status of a verdict."""
 
 
 @click.command()
@@ -101,7 +93,7 @@ def check(
         if as_json:
             print_json({"repro": str(path), **outcome.to_json()})
         else:
-            verdict = click.style(f"{outcome.verdict:<10}", fg=VERDICT_STYLE.get(outcome.verdict))
+            verdict = click.style(f"{outcome.verdict:<10}", fg=COLOURS.get(statuses[-1]))
             why = in_one_line(outcome.reason or outcome.message.strip().partition("\n")[0][:120])
             script = in_one_line(str(path))
             click.echo(f"{verdict} {script}  {outcome.seconds:.1f} s  {why}".rstrip())
@@ -153,15 +145,13 @@ def report(repro: Path, run: bool, keep_private: bool, versions: bool, as_json: 
     from minidbg.report.issue import issue
 
     details = repro_details(repro)
-    written = issue(details, run=run, keep_private=keep_private, versions=versions, note=note)
-    if run and not written.ran:
+    title, body, ran = issue(details, run=run, keep_private=keep_private, versions=versions, note=note)
+    if run and not ran:
         note("the failure did not show when it was run just now; the report has what was captured")
     if as_json:
-        print_json(
-            {"repro": str(details.path), "title": written.title, "body": written.body, "ran": written.ran}
-        )
+        print_json({"repro": str(details.path), "title": title, "body": body, "ran": ran})
     else:
-        click.echo(printable(written.body.rstrip("\n")))
+        click.echo(printable(body.rstrip("\n")))
 
 
 @click.command()
@@ -174,20 +164,10 @@ def config(as_json: bool) -> None:
     """
     of_watch = watching.load_watch_with_origins({}).items()
     origins = settings.load_with_origins() | {f"watch.{name}": origin for name, origin in of_watch}
-    if as_json:
-        for name, (value, source) in origins.items():
-            print_json({"name": name, "value": value, "source": source})
-        return
-    names = max(map(len, origins))
-    values = min(max(len(cell_text(value)) for value, _ in origins.values()), 40)
     for name, (value, source) in origins.items():
-        variable = "DIR" if name == "repro_dir" else name.upper()
-        place = f"MINIDBG_{variable} in {source}" if source == "the environment" else source
-        line = f"{name:<{names}}  {cell_text(value):<{values}}  {place}"
-        click.echo(click.style(line, dim=source == "default"))
-    click.echo(f"minidbg: the user's file is {settings.user_settings_file()}", err=True)
-
-
-def cell_text(value: Any) -> str:
-    shown = json.loads(json.dumps(value, default=str))  # as --json prints it
-    return "-" if shown is None or shown == [] else str(shown)
+        if as_json:
+            print_json({"name": name, "value": value, "source": source})
+        else:
+            line = f"{name} = {json.dumps(value, default=str)}  # {source}"
+            click.echo(click.style(line, dim=source == "default"))
+    note(f"the user's file is {settings.user_settings_file()}")

@@ -77,34 +77,29 @@ def failure_head(error: object) -> str:
 # --- programs of torch.export ---
 
 
-class UnreadableProgram(errors.UnreadableRepro):
-    """A file that is no program of ``torch.export``, or one that this torch cannot load."""
-
-    advice = (
-        "save it with torch.export.save(exported_program, path), "
-        "with this version of torch where another one did"
-    )
+SAVE_IT = "save it with torch.export.save(exported_program, path), by this version of torch"
 
 
 def read_exported(path: Path) -> ExportedProgram:
-    """Its tensors and JSON; pickled objects are refused. Raises UnreadableProgram."""
+    """Its tensors and JSON; pickled objects are refused. Raises UnreadableRepro."""
     if not zipfile.is_zipfile(path):
-        raise UnreadableProgram(f"{path}: not an archive of torch.export")
+        raise errors.UnreadableRepro(f"{path}: not an archive of torch.export; {SAVE_IT}")
     try:
         return torch_internals.load_exported(path)
     except errors.MinidbgError:
         raise
     except Exception as error:  # a damaged or foreign archive fails anywhere in torch's reader
         what = f"torch.export cannot load it ({type(error).__name__}: {failure_head(error)})"
-        raise UnreadableProgram(f"{path}: {getattr(error, 'strerror', None) or what}") from error
+        what = getattr(error, "strerror", None) or what
+        raise errors.UnreadableRepro(f"{path}: {what}; {SAVE_IT}") from error
 
 
 def cases_of_exported(program: ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:
-    """The graph in inference, then in training. Raises UnreadableProgram, and what dynamo raises on
+    """The graph in inference, then in training. Raises UnreadableRepro, and what dynamo raises on
     a program that it cannot capture."""
     if program.example_inputs is None:
         advice = "set its example_inputs = (args, kwargs), and save it again"
-        raise UnreadableProgram(f"the program of torch.export has no example inputs; {advice}")
+        raise errors.UnreadableRepro(f"the program of torch.export has no example inputs; {advice}")
     args, kwargs = program.example_inputs
     placeholders = program.graph.find_nodes(op="placeholder")
     symbolic = any(torch_internals.symbols_in(node.meta.get("val")) for node in placeholders)

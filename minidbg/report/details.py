@@ -130,11 +130,10 @@ def result_in(done: Path) -> Mapping[str, Any]:
 def states_seen(path: Path, home: Path) -> tuple[State, ...]:
     resolved, root = path.absolute(), home.absolute()
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
-    try:
-        opened = History(home / HIDDEN / HISTORY_FILE, readonly=True)
-    except (OSError, MinidbgError):
-        return ()
-    with opened, contextlib.suppress(MinidbgError):
+    with (
+        contextlib.suppress(OSError, MinidbgError),
+        History(home / HIDDEN / HISTORY_FILE, readonly=True) as opened,
+    ):
         return tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
     return ()
 

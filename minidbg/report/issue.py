@@ -16,7 +16,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from minidbg import repro, workers
@@ -34,15 +33,6 @@ VERSIONS_SECONDS = 120.0
 STAGES_SECONDS = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Issue:
-    title: str
-    body: str
-    """Markdown."""
-    ran: bool
-    """Whether the failure was seen again while this was written."""
-
-
 def issue(
     details: ReproDetails,
     *,
@@ -50,8 +40,8 @@ def issue(
     keep_private: bool = False,
     versions: bool = True,
     note: Callable[[str], object] = str,
-) -> Issue:
-    """The bug report for ``details``.
+) -> tuple[str, str, bool]:
+    """The bug report for ``details``: title, Markdown, and whether the failure was seen again.
 
     ``run`` runs the script and, where nobody has asked for them, the stages of compiling: a fresh
     process each. ``keep_private`` leaves paths and names as they are. ``versions`` runs
@@ -74,7 +64,7 @@ def issue(
     if not keep_private:
         private = private_words()
         title, body = (without_private(text, *private) for text in (title, body))
-    return Issue(title, body, ran)
+    return title, body, ran
 
 
 def title_of(details: ReproDetails) -> str:

@@ -34,18 +34,18 @@ def edited(repro: Path, old: str, new: str) -> ReproDetails:
 
 
 def test_a_report_has_the_sections_that_pytorch_asks_for(details: ReproDetails) -> None:
-    found = issue(details, run=False, versions=False)
-    sections = [line for line in found.body.splitlines() if line.startswith("### ")]
+    title, body, _ = issue(details, run=False, versions=False)
+    sections = [line for line in body.splitlines() if line.startswith("### ")]
     assert sections == ["### 🐛 Describe the bug", "### Error logs", "### Versions"]
-    assert found.title == "[no_relu] fails to compile relu: no kernel for relu"
-    assert "no single node, input or output can be left out" in found.body
-    assert "train.py:21" in found.body
+    assert title == "[no_relu] fails to compile relu: no kernel for relu"
+    assert "no single node, input or output can be left out" in body
+    assert "train.py:21" in body
 
 
 def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
     keep_stages(repro, StageReport({"eager": Verdict.GONE, "aot_eager": Verdict.REPRODUCES}, "no_relu"))
-    found = issue(repro_details(repro), run=False, versions=False)
-    assert "| `aot_eager` | reproduces |" in found.body
+    _, body, _ = issue(repro_details(repro), run=False, versions=False)
+    assert "| `aot_eager` | reproduces |" in body
 
 
 SECRETS = {
@@ -61,7 +61,7 @@ def test_values_of_variables_whose_names_say_that_they_are_secret_are_left_out(
         monkeypatch.setenv(name, value)
     named = f"API_KEY=12 API_KEY: 12 {' '.join(SECRETS.values())}"
     details = edited(repro, "no kernel for relu", f"no kernel for relu {json.dumps(named)[1:-1]}")
-    body = issue(details, run=False, versions=False, keep_private=True).body
+    _, body, _ = issue(details, run=False, versions=False, keep_private=True)
     assert [
         value for value in ("abcdefgh", "slash", "x y z", "API_KEY=12", "API_KEY: 12") if value in body
     ] == []
