@@ -13,14 +13,12 @@ import os
 import platform
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import filelock
-import psutil
 
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import NOTE_LIMIT_BYTES, glob, open_regular, read_regular, replace_file
@@ -31,6 +29,7 @@ from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, parse_header,
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.text import moment
 from minidbg.watch.files import digest_of
+from minidbg.workers import leftovers
 
 UNREADABLE_SPEC = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""
@@ -220,8 +219,6 @@ def shown_by(capture: Repro, repros: Iterable[Repro]) -> Repro | None:
 # Who watches a folder of repros, and where its history is kept
 
 LOCK, HOLDER = "watch.lock", "watch.json"
-CLOCK_S = 2.0
-"""That the kernel's word on when a process began may be off."""
 
 
 class Lock:
@@ -237,7 +234,8 @@ class Lock:
         except filelock.Timeout:
             who = watcher_of(folder) or "watched by another process"
             raise MinidbgError(f"{folder} is already {who}; kill it to take over") from None
-        about = {"pid": os.getpid(), "started": time.time(), "host": platform.node()}
+        pid = os.getpid()
+        about = {"pid": pid, "started_ms": leftovers.started_ms(pid), "host": platform.node()}
         replace_file(self.holder, json.dumps(about).encode())
 
     def release(self) -> None:
@@ -259,18 +257,13 @@ def hidden_folder(folder: Path) -> Path:
 
 
 def watcher_of(folder: Path) -> str:
-    """``watched by process 12 on box since ...``; empty where nobody watches it now. A later
-    process may have that number; those of other machines are unseen."""
+    """``watched by process 12 on box since ...``; empty where nobody watches it now. Of those on
+    other machines nothing is known."""
     try:
         about = json.loads(read_regular(folder / HIDDEN / HOLDER, NOTE_LIMIT_BYTES))
-        pid, host, started = int(about["pid"]), str(about["host"]), float(about["started"])
-        process = psutil.Process(pid) if host == platform.node() else None
-        if process is not None and process.create_time() > started + CLOCK_S:
+        pid, host, started_ms = int(about["pid"]), str(about["host"]), int(about["started_ms"])
+        if host == platform.node() and leftovers.has_ended(pid, started_ms):
             return ""
-        is_stopped = process is not None and process.status() == psutil.STATUS_STOPPED
-        since = moment(started)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, psutil.Error):
+        return f"watched by process {pid} on {host} since {moment(started_ms / 1000)}"
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return ""
-    watched = f"watched by process {pid} on {host} since {since}"
-    stopped = f"{watched}, which is stopped: nothing is judged until 'kill -CONT {pid}'"
-    return stopped if is_stopped else watched

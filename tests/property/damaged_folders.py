@@ -81,7 +81,7 @@ def write_folder(project: Path) -> None:
     (folder / "odd.safetensors").write_bytes(save({"x": torch.ones(9)}))
     (hidden / "reductions/sound0/done.json").write_text(json.dumps(DONE))
     (hidden / "crash_records/0a1b2c3d-12-1700000000000-1.compile.py").write_text(SCRIPT + HEADER)
-    (hidden / "watch.json").write_text('{"pid": 1, "host": "h", "started": 1.0, "created": 1.0}')
+    (hidden / "watch.json").write_text('{"pid": 1, "host": "h", "started_ms": 1}')
     (hidden / "stages/odd.json").write_text(
         '{"digest": "d", "backend": "inductor", "guilty": "x", "verdicts": {}}'
     )

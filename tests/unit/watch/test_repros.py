@@ -28,6 +28,7 @@ from minidbg.watch.repros import (
     unreduced,
     watcher_of,
 )
+from minidbg.workers import leftovers
 
 SCRIPT = """# /// script
 # dependencies = []
@@ -154,13 +155,13 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None
 
 
 def test_who_holds_a_folder_is_what_its_file_says_while_that_process_lives(tmp_path: Path) -> None:
-    here = {"pid": os.getpid(), "started": time.time(), "host": platform.node()}
+    here = {"pid": os.getpid(), "started_ms": leftovers.started_ms(os.getpid()), "host": platform.node()}
     elsewhere = {**here, "host": "another", "pid": 2**22 + 5}
     texts = {
         "this process": (json.dumps(here), os.getpid()),
         "another machine, of whose processes nothing is known": (json.dumps(elsewhere), 2**22 + 5),
         "a process that is gone": (json.dumps({**here, "pid": 2**22 + 5}), None),
-        "one that has begun since": (json.dumps({**here, "started": 0.0}), None),
+        "one that has begun since": (json.dumps({**here, "started_ms": 0}), None),
         **{f"no word of a holder: {text}": (text, None) for text in ("", "[]", '{"pid": 3}', "{")},
     }
     file = hidden_folder(tmp_path) / HOLDER
