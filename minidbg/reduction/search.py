@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.codegen.size import call_nodes
 from minidbg.core.errors import NotReproduced
 from minidbg.core.kinds import UNSEEN, Traits
 from minidbg.core.machine import NEVER, Deadline
@@ -106,32 +107,12 @@ class Candidate:
     @cached_property
     def size(self) -> tuple[int, ...]:
         """What a reduction makes smaller, most important first: calls, inputs and own tensors, outputs."""
-        nodes = list(self.graph_module.graph.nodes)
-        nested = sum(_calls_within(node) for node in nodes)
-        returned = nodes[-1].args[0] if nodes else ()
+        graph = self.graph_module.graph
+        own = [graph_attribute(node) for node in graph.find_nodes(op="get_attr")]
+        returned = next((node.args[0] for node in graph.find_nodes(op="output")), ())
         outputs = len(returned) if isinstance(returned, tuple | list) else 1
-        taken = len(self.inputs) + sum(map(_tensors_of, nodes))
-        return nested, taken, outputs
-
-
-def _calls_within(node: fx.Node) -> int:
-    """1 for a call; for a submodule its leaves, for a nested graph the calls in it."""
-    if node.op == "call_module":
-        module = graph_attribute(node)
-        leaves = [inner for inner in module.modules() if not any(inner.children())] if module else []
-        return max(1, len(leaves))
-    if is_call(node):
-        return 1
-    nested = graph_attribute(node) if node.op == "get_attr" else None
-    return sum(map(_calls_within, nested.graph.nodes)) if isinstance(nested, fx.GraphModule) else 0
-
-
-def _tensors_of(node: fx.Node) -> int:
-    """The tensors that a node brings: an attribute, or what a submodule owns."""
-    value = graph_attribute(node) if node.op in ("get_attr", "call_module") else None
-    if isinstance(value, torch.nn.Module) and node.op == "call_module":
-        return len({id(one) for one in (*value.parameters(), *value.buffers())})
-    return int(isinstance(value, torch.Tensor))
+        taken = len(self.inputs) + sum(isinstance(value, torch.Tensor) for value in own)
+        return call_nodes(self.graph_module), taken, outputs
 
 
 Oracle: TypeAlias = Callable[[Sequence[Candidate]], Sequence[Outcome]]
