@@ -152,8 +152,6 @@ class Provenance:
     reduced: bool = False
     certified: bool = False
     """Whether 1-minimality over nodes, inputs and outputs was proven."""
-    oracle_calls: int = 0
-    seconds: float = 0.0
     neighbour: str = ""
     """What one step less looks like: ``passes without torch.relu``."""
     notes: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx import nested
+from minidbg.fx import edit, nested
 from minidbg.fx.edit import alike, is_unpacking
 from minidbg.fx.effects import Mode, is_call, mode_of
 from minidbg.fx.record import Recording, runs_in_eager

@@ -137,8 +137,6 @@ def with_provenance(
         reduced=True,
         suspects=(),
         certified=certified,
-        oracle_calls=session.oracle_calls,
-        seconds=session.elapsed(),
         neighbour=what_is_missing(case, passing) if passing and certified else "",
         notes=tuple(text for text in notes if text and not text.startswith(LOST)),
     )

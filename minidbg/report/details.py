@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidbg import repro
 from minidbg.core.errors import MinidbgError
-from minidbg.core.files import LOG_LIMIT_BYTES, glob, read_regular
 from minidbg.core.records import plain
 from minidbg.core.script_header import HIDDEN, Header
-from minidbg.core.text import display_path, last_json, moment, plural
+from minidbg.core.text import display_path, moment, plural
 from minidbg.history import HISTORY_FILE, History, State
 from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.header import header_of, script_text
@@ -32,8 +30,6 @@ class ReproDetails:
     header: Header
     parts: Parts
     title: str
-    capture: Path | None = None
-    """The unreduced capture of the same failure."""
     states: tuple[State, ...] = ()
     """The present one on each device."""
 
@@ -56,8 +52,6 @@ class ReproDetails:
             "inputs": self.header.inputs,
             "inputs_before": provenance.inputs,
             "certified": provenance.certified,
-            "oracle_calls": provenance.oracle_calls,
-            "seconds": round(provenance.seconds, 3),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +65,6 @@ class ReproDetails:
             "dependencies": list(header.dependencies),
             "notes": list(origin.notes), "passes": origin.neighbour,
             "stages": self.stages and {**self.stages.to_json(), "sentence": self.stages.sentence},
-            "capture": str(self.capture) if self.capture else None,
             "devices": [
                 {name: getattr(state, name) for name in OF_STATE} for state in self.states
             ],
@@ -83,13 +76,6 @@ def repro_details(path: Path) -> ReproDetails:
     text = script_text(path)
     header = header_of(text, path)
     parts = read_parts(text, header)
-    home = repro.folder_of(path)
-    capture, result = reduction_of(path, header, home)
-    calls, seconds = result.get("oracle_calls"), result.get("seconds")
-    if isinstance(calls, int) and isinstance(seconds, int | float):
-        counted = replace(header.provenance, oracle_calls=calls, seconds=float(seconds))
-        header = replace(header, provenance=counted)
-    states = states_seen(path, home)
     title = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].strip()
     return ReproDetails(
         path=path,
@@ -97,34 +83,11 @@ def repro_details(path: Path) -> ReproDetails:
         header=header,
         parts=parts,
         title=title or f"{header.spec.backend.name}: {header.spec.expected.kind}",
-        capture=capture,
-        states=states,
+        states=states_seen(path, repro.folder_of(path)),
     )
 
 
 # --- what lies around it ---
-
-
-def reduction_of(path: Path, header: Header, home: Path) -> tuple[Path | None, Mapping[str, Any]]:
-    """The capture that the repro was reduced from, or is, and what its reduction wrote down. One
-    that was reduced again began with another number of nodes."""
-    captures, folder = (home / HIDDEN / "captures").absolute(), home / HIDDEN / "reductions"
-    if path.absolute().parent == captures:
-        return path, result_in(folder / path.stem / "done.json")
-    for done in glob(folder, "*/done.json"):
-        written = result_in(done)
-        names = Path(str(written.get("path", ""))).name, written.get("nodes_before")
-        if names == (path.name, header.provenance.nodes):
-            capture = captures / f"{done.parent.name}.py"
-            return capture if os.path.isfile(capture) else None, written
-    return None, {}
-
-
-def result_in(done: Path) -> Mapping[str, Any]:
-    """What a finished reduction wrote down as its result; empty when it cannot be read."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return last_json(read_regular(done, LOG_LIMIT_BYTES).decode()) or {}
-    return {}
 
 
 def states_seen(path: Path, home: Path) -> tuple[State, ...]:
@@ -159,8 +122,6 @@ def facts(details: ReproDetails) -> Iterator[tuple[str, object]]:
     yield "seen with", f"torch {origin.torch_version}"
     yield "expected", header.expect
     yield from (("note", note) for note in origin.notes)
-    if details.capture and details.capture.absolute() != details.path.absolute():
-        yield "capture", display_path(details.capture)
     if origin.neighbour:
         yield "but", origin.neighbour
     if details.stages:
@@ -184,6 +145,4 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
         if inputs <= before
         else f"{plural(inputs, 'input')} for {before}"
     )
-    text = f"{figures['nodes']} of {plural(figures['nodes_before'], 'node')}, {of} ({proof})"
-    runs = figures["oracle_calls"]
-    return f"{text}; {plural(runs, 'run')}, {figures['seconds']:.1f} s" if runs else text
+    return f"{figures['nodes']} of {plural(figures['nodes_before'], 'node')}, {of} ({proof})"

@@ -51,8 +51,7 @@ def write_header(case: Case, *, has_tensors: bool, folder: str | None) -> str:
         "nodes": call_nodes(case.graph_module),
         "inputs": len(case.inputs),
         **table_of(spec),
-        # done.json in .minidbg has the statistics of the reduction
-        "provenance": table_of(replace(story, oracle_calls=0, seconds=0.0)),
+        "provenance": table_of(story),
     }
     lines = [
         f"dependencies = {toml([torch, *case.backend.requirements, *stored])}",

@@ -54,8 +54,6 @@ def story(message: str, **more: object) -> Provenance:
     told = {
         "reduced": True,
         "certified": True,
-        "oracle_calls": 14,
-        "seconds": 3.25,
         "python_version": "3.11.7",
     }
     return Provenance(**{"torch_version": "2.13.0+cpu", "message": message, **facts, **told, **more})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from minidbg.core.outcome import Outcome, Verdict
@@ -37,8 +36,6 @@ HEADER = """
 # torch_version = "2.13.0+cpu"
 # reduced = true
 # certified = true
-# oracle_calls = 6
-# seconds = 1.25
 # notes = ["one note"]
 # ///
 
@@ -82,11 +79,9 @@ def inputs(device="cpu"):
 def lay(home: Path) -> Path:
     """Fill ``home``; the path of the repro."""
     hidden = home / ".minidbg"
-    repro, capture = home / "compile_relu_aaaaaa.py", hidden / "captures" / "compile_relu_bbbbbb.py"
+    repro = home / "compile_relu_aaaaaa.py"
     write(repro, SCRIPT + HEADER)
-    write(capture, "# only that it is there is told")
-    written = {"path": str(repro), "nodes_before": 5}
-    write(hidden / "reductions" / capture.stem / "done.json", json.dumps(written))
+    hidden.mkdir()
     watched(hidden, repro.name)
     return repro
 

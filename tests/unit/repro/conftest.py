@@ -21,8 +21,6 @@ STORY = Provenance(
     python_version="3.11.7",
     reduced=True,
     certified=True,
-    oracle_calls=14,
-    seconds=3.25,
 )
 SIGNATURE = Signature(Kind.COMPILE, types=("ValueError",), frames=("pkg.mod:lower",), message="no relu here")
 

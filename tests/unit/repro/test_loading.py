@@ -79,7 +79,7 @@ def test_every_field_of_a_case_comes_back(make_case, tmp_path):
     assert (header.dependencies, header.expect) == (("torch==2.13.0", "mine==1.2"), "reproduces")
     assert loaded.backend == backend
     assert replace(loaded.spec, backend=backend) == case.spec
-    assert loaded.provenance == replace(case.provenance, oracle_calls=0, seconds=0.0)
+    assert loaded.provenance == case.provenance
     assert callable(loaded.compiler)
 
 
