@@ -43,10 +43,6 @@ class UnknownBackend(MinidbgError):
         )
 
 
-class ConflictingOptions(MinidbgError):
-    """The same option was given twice, with two values."""
-
-
 class BackendUnreachable(MinidbgError):
     """No fresh process could get this backend back: nothing importable leads to it."""
 
@@ -108,7 +104,7 @@ class AccuracyError(Exception):
 
 
 class BadSetting(MinidbgError):
-    """A setting is unknown or has a value that it cannot have."""
+    """A setting is unknown, has a value that it cannot have, or has two."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

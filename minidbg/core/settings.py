@@ -38,7 +38,7 @@ Text: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 def setting(default: Any, check: Callable[[Any], Any]) -> Any:
     """A field whose value was written in a form of its own: ``check`` makes of that what its type
-    takes. Its ValueError, TypeError or re.error says what is allowed."""
+    takes. Its ValueError, TypeError, RuntimeError or re.error says what is allowed."""
     return dataclasses.field(default=default, metadata={"check": check})
 
 
@@ -53,12 +53,9 @@ def pattern(value: Any) -> Any:
 
 
 def path(value: Any) -> Path:
-    if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
+    if not str(value) or "\0" in str(value):
         raise ValueError("must be a path")
-    try:
-        return Path(value).expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"must be a path: {error}") from None
+    return Path(value).expanduser()
 
 
 def by_dtype(value: Any) -> list[tuple[Any, ...]]:
@@ -280,5 +277,5 @@ def checked(name: str, value: Any, source: str, kind: Any) -> Any:
     hint = get_type_hints(kind, include_extras=True)[name]
     try:
         return converted(check(value), hint, strict=False)
-    except (ValueError, TypeError, OverflowError, RecursionError, re.error) as error:
+    except (ValueError, TypeError, OverflowError, RuntimeError, re.error) as error:
         raise BadSetting(f"{name}={value!r:.200} (in {source}): {error}") from None

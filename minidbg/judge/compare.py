@@ -315,7 +315,10 @@ class _Comparing:
         wrong = elements.wrong
         if not wrong:
             return None
-        text = f"{where} {wrong.pop('text')}{in_words(a, e, reference)}"
+        text = f"{where} {wrong.pop('text')}"
+        if e.numel() <= MOST_IN_WORDS:
+            metrics = metrics_of(a, e, reference)
+            text += f", PCC {metrics.pcc:.6g}, ratio {metrics.ratio:.2g}"
         return _difference(where, leaf.role, message=text, **wrong)
 
 
@@ -328,14 +331,6 @@ def refused_by(judge: Judge, a: torch.Tensor, e: torch.Tensor, exact: Any) -> El
     category = "float" if has_floats else "bool" if e.dtype is torch.bool else "integer"
     text = f"differs: {judge.text} is false of it"
     return Elements({"category": category, "elements": e.numel(), "text": text}, 0)
-
-
-def in_words(a: torch.Tensor, e: torch.Tensor, exact: torch.Tensor | None) -> str:
-    """How near ``a`` is to ``e``, for a message; nothing where that takes too much memory."""
-    if e.numel() > MOST_IN_WORDS:
-        return ""
-    metrics = metrics_of(a, e, exact)
-    return f", PCC {metrics.pcc:.6g}, ratio {metrics.ratio:.2g}"
 
 
 def _form(where: str, role: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:

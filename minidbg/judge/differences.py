@@ -101,7 +101,10 @@ def wrong_elements(
     figures = {"index": list(at), "actual": _number(value), "expected": _number(wanted)}
     figures |= {"excess": _finite(worst.most), "wrong": worst.number, "elements": expected.numel()}
     if category == "float":
-        figures |= _float_figures(_wide(value), _wide(wanted), worst.allowed, usual)
+        own_size = float(_wide(wanted).abs())
+        unit, scale = ("relative", own_size) if own_size > ABOUT_0 * usual else ("absolute", 1.0)
+        off_by = float((_wide(value) - _wide(wanted)).abs()) / scale
+        figures |= {"unit": unit, "error": _finite(off_by), "allowed": _finite(worst.allowed / scale)}
     if reference is not None and worst is wrong:
         figures |= {"rmse_compiled": _finite(compiled), "rmse_eager": _finite(eager)}
     text = _sentence(category, expected, figures)
@@ -196,13 +199,6 @@ class _Count:
         if beyond[index] > self.farthest:
             self.index, self.farthest = start + index, float(beyond[index])
             self.allowed = float(off[index] - beyond[index])
-
-
-def _float_figures(found: Tensor, wanted: Tensor, allowed: float, usual: float) -> dict[str, Any]:
-    size = float(wanted.abs())
-    unit, size = ("relative", size) if size > ABOUT_0 * usual else ("absolute", 1.0)
-    error = float((found - wanted).abs()) / size
-    return {"unit": unit, "error": _finite(error), "allowed": _finite(allowed / size)}
 
 
 def _sentence(category: str, expected: Tensor, figures: dict[str, Any]) -> str:

@@ -26,11 +26,11 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     """The metrics of one result; ``reference`` is what float64 gives for it, if that is known."""
     if not all(isinstance(value, torch.Tensor | int | float | complex) for value in (a, e)):
         return Metrics() if type(a) is type(e) and a == e else FAR
-    alike = _dtype_and_layout(a) == _dtype_and_layout(e)
+    forms = [(getattr(v, "dtype", type(v)), getattr(v, "layout", None)) for v in (a, e)]
     a, e = map(_dense, (a, e))
     if a.shape != e.shape:
         return FAR
-    equal = alike and bool(((a == e) | ((a != a) & (e != e))).all())
+    equal = forms[0] == forms[1] and bool(((a == e) | ((a != a) & (e != e))).all())
     a, e, exact = map(_as_float64, (a, e, _dense(torch.nan if reference is None else reference)))
     top1 = _top1(a, e)
     exact = exact if exact.shape == e.shape else torch.full_like(e, math.nan)
@@ -52,10 +52,6 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
         top1=top1,
         equal=equal,
     )
-
-
-def _dtype_and_layout(value: Any) -> tuple[Any, Any]:
-    return getattr(value, "dtype", type(value)), getattr(value, "layout", None)
 
 
 def _dense(value: Any) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -124,7 +125,7 @@ def judge(
             model, inputs = runnable.made()
             try:
                 with judging(), entered_modes(spec.context):
-                    actual, result = run_compiled(runnable, model, inputs, note, notes, witness)
+                    actual, result = run_compiled(runnable, model, inputs, notes, note, witness)
             except TorchNameMissing as lacks:  # ours to want, and no failure of the backend
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
@@ -144,9 +145,9 @@ def run_compiled(
     runnable: Runnable,
     model: Any,
     inputs: tuple[Any, ...],
-    note: Callable[[str], object],
     notes: list[str],
-    witness: Callable[[BaseException], object],
+    note: Callable[[str], object] = lambda phase: None,
+    witness: Callable[[BaseException], object] = lambda error: None,
 ) -> tuple[dict[str, Any] | None, Outcome]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
@@ -210,9 +211,6 @@ def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
     return call_backend_and_look
 
 
-ONE_OP: tuple[Callable[[Any], Any], ...] = (lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin)  # fmt: skip
-
-
 def model_of(op: Callable[[Any], Any]) -> torch.fx.GraphModule:
     """A graph module, which every level and call path takes."""
 
@@ -222,27 +220,26 @@ def model_of(op: Callable[[Any], Any]) -> torch.fx.GraphModule:
     return torch.fx.symbolic_trace(one_op)
 
 
-def eight_numbers(device: Any) -> tuple[torch.Tensor]:
-    return (torch.linspace(-2, 2, 8, device=device),)
+def programs_of_one_op(compiler: Any, spec: RunSpec, device: Any) -> Iterator[Runnable]:
+    """Some that any backend should handle; each may be the very bug of a repro."""
+
+    def eight_numbers() -> tuple[torch.Tensor]:
+        return (torch.linspace(-2, 2, 8, device=device),)
+
+    for op in (lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin):
+        yield Runnable(partial(model_of, op), eight_numbers, compiler, spec)
 
 
 def compiles_one_op(compiler: Any, spec: RunSpec, inputs: tuple[Any, ...]) -> bool:
-    """Whether the backend makes something of its own of one of ``ONE_OP``; asked without dynamo
+    """Whether the backend makes something of its own of a program of one op; asked without dynamo
     where it takes one so, for speed."""
     device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), "cpu")
-    plain, taken = RunSpec(spec.backend, level=spec.level, dynamic=None), 0
-    handed_back: list[str] = []
-    asked = noting_passthrough(compiler, handed_back)
-    for compile_it in (torch_internals.compile_directly, compile_by_torch):
-        for op in ONE_OP if not taken else ():
-            numbers = eight_numbers(device)
-            try:
-                compile_it(asked, model_of(op), numbers, plain)(*numbers)
-                taken += 1
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # noqa: BLE001 - its bug says nothing of whether others compile
-                continue
+    taken, handed_back = 0, list[str]()
+    for call in (CallPath.DIRECT, CallPath.TORCH_COMPILE):
+        plain = RunSpec(spec.backend, call=call, level=spec.level, dynamic=None)
+        for one in programs_of_one_op(compiler, plain, device) if not taken else ():
+            with contextlib.suppress(TorchNameMissing):
+                taken += run_compiled(one, *one.made(), handed_back)[0] is not None
     return taken > len(handed_back)
 
 

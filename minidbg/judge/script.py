@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import Level, RunSpec
 from minidbg.judge.death import shown_in
-from minidbg.judge.run import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
+from minidbg.judge.run import HANDED_BACK, Runnable, brief, judge, programs_of_one_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +32,17 @@ class ExecutedScript:
 
     def runnable(self) -> Runnable:
         compiler, device = self.compiler(), self.device
-        place = device or self.spec.device
-        try:
-            torch.empty(1, device=place)
-        except Exception as error:  # noqa: BLE001 - a plugin's own error types, all mean: not here
-            raise Unavailable(f"no device {place!r} here: {brief(error)}") from None
-        if self.spec.level is Level.ATEN and isinstance(compiler, str):
-            raise Unavailable(
-                f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
-            )
         make = self.definitions.get("graph") or self.definitions["Repro"]
         inputs = self.definitions["inputs"]
         return Runnable(
             lambda: make().to(device) if device is not None else make(),
-            lambda: tuple(inputs(place)),
+            lambda: tuple(inputs(device or self.spec.device)),
             compiler,
             self.spec,
         )
 
     def compiler(self) -> Any:
+        """Raises Unavailable, for the device too."""
         definitions, reference, failed = self.definitions, self.spec.backend, self.failed
         if failed and (self.backend is None or "inputs" not in definitions):
             cause = brief(failed[0])
@@ -73,6 +64,15 @@ class ExecutedScript:
             raise Unavailable(reference.unfilled)
         if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
             raise Unavailable(f"no backend named {compiler!r} is registered here")
+        if self.spec.level is Level.ATEN and isinstance(compiler, str):
+            raise Unavailable(
+                f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
+            )
+        place = self.device or self.spec.device
+        try:
+            torch.empty(1, device=place)
+        except Exception as error:  # noqa: BLE001 - a plugin's own error types, all mean: not here
+            raise Unavailable(f"no device {place!r} here: {brief(error)}") from None
         return compiler
 
 
@@ -85,22 +85,20 @@ class BackendCannotLoad(Unavailable):
 
 
 def judged_on_one_op(script: ExecutedScript) -> Outcome:
-    """Whether its backend handles any op at all: the outcome on the first of ``ONE_OP`` that is as
-    in eager, else on the first of all.
+    """Whether its backend handles any op at all: the outcome on the first program of one op that is
+    as in eager, else on the first of all.
 
-    Each may be the very bug of a repro. Of the script's settings only backend and level are used:
-    the rest is about its failure.
+    Of the script's settings only backend and level are used: the rest is about its failure.
     """
     spec = RunSpec(script.spec.backend, level=script.spec.level, dynamic=None)
     outcomes: list[Outcome] = []
-    for op in ONE_OP:
-        own = {"graph": partial(model_of, op), "inputs": eight_numbers}
-        one = replace(script, definitions={**script.definitions, **own}, spec=spec)
-        try:
-            outcomes.append(judge(one.runnable(), any_failure=True))
-        except Unavailable as missing:
-            verdict = Verdict.INVALID if isinstance(missing, BackendCannotLoad) else Verdict.SKIPPED
-            return Outcome(verdict, reason=str(missing))
+    try:
+        compiler = script.compiler()
+    except Unavailable as missing:
+        verdict = Verdict.INVALID if isinstance(missing, BackendCannotLoad) else Verdict.SKIPPED
+        return Outcome(verdict, reason=str(missing))
+    for program in programs_of_one_op(compiler, spec, script.device):
+        outcomes.append(judge(program, any_failure=True))
         if outcomes[-1].verdict is Verdict.GONE:
             return outcomes[-1]
     first = outcomes[0]

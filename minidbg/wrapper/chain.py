@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from minidbg import backends, torch_internals
-from minidbg.core.errors import ConflictingOptions
+from minidbg.core.errors import BadSetting
 from minidbg.core.run_spec import BackendRef, CompiledFn, CompilerFn, Level, RunSpec
 from minidbg.core.settings import Settings
 from minidbg.fx.case import symbolic_dims
@@ -62,14 +62,14 @@ def merged_links(
     wrapped: Mapping[str, Any], wrapped_mode: str | None, given: Mapping[str, Any], given_mode: str | None
 ) -> tuple[dict[str, Any], str | None]:
     """Options and mode from ``minidbg.wrap`` and from ``torch.compile``, together. Raises
-    ConflictingOptions for one that has two values."""
+    BadSetting for one that has two values."""
     pairs = [(f"option {name!r}", wrapped[name], given[name]) for name in wrapped.keys() & given.keys()]
     modes = [mode for mode in (wrapped_mode, given_mode) if mode not in (None, "default")]
     pairs += [("mode", modes[0], modes[-1])] if modes else []
     for what, ours, theirs in pairs:
         if ours is not theirs and ours != theirs:
             conflict = f"{what} is {ours!r} in minidbg.wrap and {theirs!r} in torch.compile"
-            raise ConflictingOptions(f"{conflict}; give it in one place")
+            raise BadSetting(f"{conflict}; give it in one place")
     return {**wrapped, **given}, modes[0] if modes else None
 
 

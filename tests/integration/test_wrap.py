@@ -24,7 +24,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedFakeTensorException
 
-from minidbg.core.errors import BadSetting, ConflictingOptions, UnknownBackend
+from minidbg.core.errors import BadSetting, UnknownBackend
 from minidbg.core.metrics import BadJudge
 from minidbg.core.outcome import Direction, Kind
 from minidbg.core.settings import Reduce, Settings
@@ -285,7 +285,7 @@ def test_the_same_option_or_mode_with_two_values_names_both(ours: Any, theirs: A
     compiled = torch.compile(double, backend=wrap(TakesOptions(), **ours), **theirs)
     error = fail(lambda: compiled(torch.ones(2)))
     assert isinstance(error, BackendCompilerFailed)
-    assert isinstance(error.inner_exception, ConflictingOptions)
+    assert isinstance(error.inner_exception, BadSetting)
     assert said in str(error)
 
 

@@ -92,7 +92,7 @@ def test_two_underscores_mark_a_variable_that_is_no_setting(tmp_path: Path) -> N
         ("crash_records", "perhaps", r"crash_records='perhaps'.*expected `bool`"),
         ("match", "(", r"match='\('.*unterminated subpattern"),
         ("setup", [1], r"setup=\[1\].*expected `str`"),
-        ("repro_dir", 3, r"repro_dir=3.*a path"),
+        ("repro_dir", 3, r"repro_dir=3.*PathLike"),
     ],
 )
 def test_a_value_that_cannot_be_is_told_with_its_choices(
