@@ -33,7 +33,7 @@ def judge_command(path: str | os.PathLike[str], **orders: Any) -> tuple[str, ...
     """What Python is to run, our only such command, that the script at ``path`` is judged.
 
     ``orders``, where given: ``device``, ``backend``, a registered name or ``module:expression``,
-    its further ``options``, a dict as text; ``tolerances`` and ``judge`` as in a header; ``one_op``.
+    its further ``options``, a dict as text; ``tolerances``, ``judge`` as in a header; ``one_op``.
     """
     wanted = {name: value for name, value in orders.items() if value}
     return JUDGE_SCRIPT, os.path.abspath(path), json.dumps(wanted)

@@ -70,7 +70,6 @@ MOST_IN_WORDS = 1 << 24  # elements of which float64 copies are made for a messa
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 UNSTEADY = "eager differs from itself, or may with other random numbers"
 MOST_MARGIN = 10.0
-NEVER_EXCUSED = ("dtype", "device")
 DECIDED = "what rounding decides"
 DEFAULT_SPEC = RunSpec(BackendRef("eager", "'eager'"))
 """The built-in tolerances, and no margin."""
@@ -79,8 +78,7 @@ Difference = dict[str, Any]
 
 def margin_for(figures: Mapping[str, Any]) -> float:
     """How many times more than allowed a smaller graph must be off, lest it drift into noise."""
-    excess = float(figures.get("excess", 1.0))
-    return min(MOST_MARGIN, max(1.0, math.sqrt(excess)))
+    return min(MOST_MARGIN, max(1.0, math.sqrt(float(figures.get("excess", 1.0)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ def is_never_excused(difference: Difference) -> bool:
     if difference["category"] == "shape":
         got, wanted = difference["actual"], difference["expected"]
         return (got.count(","), got == "[]") != (wanted.count(","), wanted == "[]")
-    return difference["category"] in NEVER_EXCUSED
+    return difference["category"] in ("dtype", "device")
 
 
 class _Comparing:

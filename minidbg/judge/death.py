@@ -34,15 +34,13 @@ def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float) -> Outcome:
             return Outcome.from_json(said)
     found = outcome_of_death(ended, spec, tells_phases=spec.expected.kind.traits.dies)
     by = died_by(ended)
+    how = f"died of {by}" if ended.signal is not None else by
     if ended.timed_out:
         how = f"no answer within {limit_s:g} s"
     elif ended.out_of_memory:
         how = "ended, for it took more memory than it may"
-    else:
-        how = f"died of {by}" if ended.signal is not None else by
-    message = found.stderr or found.message
-    if found.signature is not None:
-        message = "\n".join(filter(None, (found.message, found.stderr)))
+    both = found.message if found.signature else "", found.stderr
+    message = "\n".join(filter(None, both)) or found.message
     return replace(found, reason=found.reason or how, message=message, stderr="")
 
 

@@ -103,8 +103,8 @@ def wrong_elements(
     if category == "float":
         own_size = float(_wide(wanted).abs())
         unit, scale = ("relative", own_size) if own_size > ABOUT_0 * usual else ("absolute", 1.0)
-        off_by = float((_wide(value) - _wide(wanted)).abs()) / scale
-        figures |= {"unit": unit, "error": _finite(off_by), "allowed": _finite(worst.allowed / scale)}
+        away = float((_wide(value) - _wide(wanted)).abs()) / scale
+        figures |= {"unit": unit, "error": _finite(away), "allowed": _finite(worst.allowed / scale)}
     if reference is not None and worst is wrong:
         figures |= {"rmse_compiled": _finite(compiled), "rmse_eager": _finite(eager)}
     text = _sentence(category, expected, figures)

@@ -22,9 +22,6 @@ from minidbg.torch_internals.tensors import has_plain_memory, in_memory
 CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble", "chalf": "cdouble"}
 
 
-ChangeTensor = Callable[[torch.Tensor], torch.Tensor]
-
-
 class NoFloat64(TypeError):
     """The program cannot be run in float64, or would be another program there."""
 
@@ -50,7 +47,7 @@ def to_float64(value: Any) -> Any:
     return changed_copy(value, change, Float64)
 
 
-def changed_copy(value: Any, change: ChangeTensor, mode: Callable[[], Any]) -> Any:
+def changed_copy(value: Any, change: Callable[..., torch.Tensor], mode: Callable[[], Any]) -> Any:
     """A copy of a module or function that runs in ``mode()``, or of a tuple of inputs; the elements
     of the tensors are those that ``change`` makes."""
     if isinstance(value, (tuple, list)):
@@ -198,8 +195,10 @@ class RoundingNoise(PerturbedEager):
             return result  # a view of what is off already
         results = result if isinstance(result, (tuple, list)) else (result,)
         plain = [x for x in args if isinstance(x, str | float)]
-        chooses = name in EXACT.split() or any(x in OF_EXTREMES for x in plain)
-        if chooses or (name in CASTS_OF_ATEN and not is_narrower(results[0], args)):
+        if name in EXACT.split() or any(x in OF_EXTREMES for x in plain):
+            return result
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]  # the last one is what is cast
+        if name in CASTS_OF_ATEN and not (tensors and result.itemsize < tensors[-1].itemsize):
             return result
         for index, one in enumerate(results):
             if not (has_plain_memory(one) and one.numel() and numbers_of(one).dtype in LAST_BITS):
@@ -233,7 +232,7 @@ class RoundingNoise(PerturbedEager):
         """``terms``, each off by the mean error of adding ``number`` of them, less ``base``."""
         up = torch.randint(2, terms.shape, generator=self.generator)
         up = up.to(terms.device, terms.real.dtype)
-        eps = torch.finfo(terms.dtype if terms.dtype in WIDE else torch.float32).eps
+        eps = min(torch.finfo(dtype).eps for dtype in (terms.dtype, torch.float32))
         moved = base + (terms - base) * (1 + (2 * up - 1) * (eps * math.sqrt(number)))
         # a mask holds infinities, or the least of all numbers
         return torch.where(moved.isfinite(), moved, terms)
@@ -244,7 +243,7 @@ def terms_of_each(name: str, args: Any, result: torch.Tensor) -> float:
     terms, factor = args[TERMS[name]], None
     if name.startswith("cum"):
         return float(terms.shape[args[1]]) if terms.dim() else 1.0
-    if name in MULTIPLIED:
+    if name in MULTIPLYING.split():
         factor = next((x for x in args[TERMS[name] + 1 :] if isinstance(x, torch.Tensor)), None)
     if factor is not None:
         return max(1.0, math.sqrt(int(terms.numel()) * factor.numel() / result.numel()))
@@ -256,18 +255,10 @@ def numbers_of(value: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(value) if value.is_complex() and not value.is_conj() else value
 
 
-def is_narrower(result: Any, args: Any) -> bool:
-    """Whether a cast has fewer bits than what is cast: the last argument that is a tensor."""
-    arg = next((one for one in reversed(args) if isinstance(one, torch.Tensor)), None)
-    return isinstance(result, torch.Tensor) and arg is not None and result.itemsize < arg.itemsize
-
-
-WIDE = (torch.float64, torch.complex128)
-NAMED_MULTIPLYING = """
+MULTIPLYING = """
 mm bmm mv dot vdot addmm baddbmm addbmm addmv convolution convolution_backward linear
 """
-MULTIPLIED = NAMED_MULTIPLYING.split()
-NAMED_SUMMING = """
+SUMMING = """
 sum mean nansum logsumexp var var_mean std std_mean norm linalg_vector_norm prod cumsum cumprod
 logcumsumexp softmax log_softmax native_batch_norm native_batch_norm_legit
 native_batch_norm_legit_no_training native_layer_norm native_group_norm native_batch_norm_backward
@@ -277,8 +268,8 @@ fft_c2c fft_r2c fft_c2r avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_p
 dist
 """
 TERMS = {
-    **dict.fromkeys(NAMED_SUMMING.split(), 0),
-    **{name: 1 if name.startswith(("add", "badd")) else 0 for name in MULTIPLIED},
+    **dict.fromkeys(SUMMING.split(), 0),
+    **{name: 1 if name.startswith(("add", "badd")) else 0 for name in MULTIPLYING.split()},
 }
 """Ops that add, and the argument that has the terms."""
 OF_EXPONENTIALS = ("softmax", "log_softmax", "logsumexp", "logcumsumexp")

@@ -361,8 +361,7 @@ def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
     except Exception as error:
         if is_of_a_signal_handler(error):
             raise
-        line = first_line_of(error)
-        reason = f"comparing it with eager failed ({line}); that is a bug in minidbg"
+        reason = f"comparing it with eager failed ({first_line_of(error)}); that is a bug in minidbg"
         return Outcome(Verdict.INVALID, reason=reason)
     if difference is None:
         return None
