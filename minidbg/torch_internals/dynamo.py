@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 from unittest import mock
@@ -20,7 +20,7 @@ from minidbg.core.run_spec import Level
 from minidbg.torch_internals.aot import in_backward
 from minidbg.torch_internals.operators import SET_GRAD
 from minidbg.torch_internals.private_names import nothing_around, private, private_or
-from minidbg.torch_internals.tensors import append_node, is_fake, lazy_graph_module
+from minidbg.torch_internals.tensors import append_node, lazy_graph_module
 
 
 @contextlib.contextmanager
@@ -214,38 +214,19 @@ def input_reader(save_dir: str | None) -> Any:
     return reader
 
 
-def guards_to_come(example_inputs: Sequence[Any]) -> Callable[[], Exception | None]:
+def guards_to_come() -> Callable[[], Exception | None]:
     """Asked after a backend returned: what dynamo will raise for what it did; None if it goes on.
 
-    Dynamo builds guards from its ShapeEnv and the example inputs. A backend that traces the graph
-    once more may leave symbols there that no input has, and one that works in place may reshape an
-    input. ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.15;
-    without them nothing is found.
+    Dynamo builds guards from its ShapeEnv. A backend that traces the graph once more may leave
+    symbols there that no input has. ``produce_guards_verbose``, ``tracked_fakes`` and the counters
+    were seen in 2.11 to 2.15; without them nothing is found.
     """
     context = torch._guards.TracingContext.try_get()
     env: Any = getattr(getattr(context, "fake_mode", None), "shape_env", None)
     # Under translation validation torch records each call of the ShapeEnv and replays them.
     usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
-    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
-    real = [value for value in tensors if not is_fake(value)]
-    layouts = [(value, _layout(value)) for value in real if value.layout is torch.strided]
     before = _counts(env)
-
-    def error_of_guards() -> Exception | None:
-        for value, layout in layouts:
-            if _layout(value) != layout:
-                return AssertionError(
-                    "Guard failed on the same frame it was created: the backend changed an example "
-                    f"input in place, from shape {layout[0]}, strides {layout[1]} "
-                    f"to {tuple(value.shape)}, {value.stride()}"
-                )
-        return _dry_run(env) if usable and _counts(env) != before else None
-
-    return error_of_guards
-
-
-def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    return tuple(value.shape), value.stride(), int(value.storage_offset())
+    return lambda: _dry_run(env) if usable and _counts(env) != before else None
 
 
 def _counts(env: Any) -> list[int]:

@@ -47,7 +47,7 @@ ABSENT_RANK = (
     "what that rank printed, or its record in .minidbg/crash_records, says why it did not come"
 )
 NOT_ASKED = "verify='never'"
-GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
+GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv"
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
 
@@ -103,7 +103,7 @@ class GraphState:
         """
         kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
         is_dynamos = self.level is Level.DYNAMO
-        error_of_guards = torch_internals.guards_to_come(example_inputs) if is_dynamos else lambda: None
+        error_of_guards = torch_internals.guards_to_come() if is_dynamos else lambda: None
         for position, link in enumerate(self.links):
             self.position, notes = position, tuple[str, ...]()
             try:

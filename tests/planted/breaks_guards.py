@@ -46,13 +46,6 @@ def names_what_no_guard_knows(gm: fx.GraphModule, example_inputs: Sequence[Any])
     return fx.Interpreter(gm).run
 
 
-def transposes_its_input(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """Dynamo's new guards fail at once for relu: the input has another shape than when they were made."""
-    if has(gm, "relu"):
-        next(value for value in example_inputs if isinstance(value, torch.Tensor)).t_()
-    return fx.Interpreter(gm).run
-
-
 def guards_on_an_input(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Healthy: it compiles for small inputs only, and says so by a guard."""
     for value in example_inputs:
