@@ -195,7 +195,7 @@ class Expressions:
                 return f"{self.value(node)}[{self.index(index)}]"
             case (fx.Node() as node, str(name)) if target is getattr and is_plain_identifier(name):
                 # x.data is another function to dynamo
-                return f"{self.value(node)}.{name}" if name != "data" or GET_DATA is None else ""
+                return f"{self.value(node)}.{name}" if name != "data" else ""
         return ""
 
     def _arguments(self, args: Any, kwargs: Mapping[str, Any]) -> str:

@@ -124,7 +124,7 @@ class _ForwardReader:
                 return "call_function", operator.getitem, self._item(expression), {}
             case ast.Attribute(ast.Name("self"), attr):
                 return "get_attr", attr, (), {}
-            case ast.Attribute(ast.Name(id=name), "data") if GET_DATA is not None:
+            case ast.Attribute(ast.Name(id=name), "data"):
                 return "call_function", GET_DATA, (self._values[name],), {}
             case ast.Attribute(ast.Name(id=name), attr):
                 return "call_function", getattr, (self._values[name], attr), {}

@@ -37,13 +37,12 @@ def has_plain_memory(value: Any) -> bool:
         return False
     if value.is_nested or value.is_quantized or value.device.type == "meta" or is_wrapped(value):
         return False
-    if value.is_conj() or value.is_neg() or is_zero_tensor(value) or is_freed(value):
+    if value.is_conj() or value.is_neg() or is_zero_tensor(value):
         return False
     try:
-        value.untyped_storage()
+        return value.untyped_storage().nbytes() > 0 or not value.numel()
     except (RuntimeError, NotImplementedError):  # a device that shows none
         return False
-    return True
 
 
 @private_or(lambda value: False)

@@ -190,10 +190,8 @@ def is_without_values(value: Any) -> bool:
 
 def concrete(value: Any) -> Any:
     """The number behind a symbolic one in this run; 2 where none (0 and 1 are special to torch)."""
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        hint = torch_internals.hint(value)
-        return 2 if hint is None else hint
-    return value
+    number = torch_internals.hint(value)
+    return 2 if number is None and value is not None else number
 
 
 def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
