@@ -26,13 +26,6 @@ def known_backends() -> list[str]:
     return sorted(torch.compiler.list_backends(exclude_tags=()))  # type: ignore[no-untyped-call,unused-ignore]
 
 
-def default_backend() -> str | Callable[..., Any]:
-    """What torch.compile takes where no backend is named: a program may set it, from 2.13 on."""
-    asked = getattr(torch.compiler, "get_default_backend", lambda: "inductor")
-    backend: str | Callable[..., Any] = asked()
-    return backend
-
-
 # where torch does not say how it would call it, a name leads to nothing but eager
 @private_or(lambda backend, **_: backend if callable(backend) else lambda gm, _: gm.forward)
 def configured_backend(
@@ -155,10 +148,6 @@ class InductorStop(enum.Enum):
     """Scheduling and code generation; the kernels are compiled after it."""
 
 
-class StoppedAfterStage(Exception):
-    """Inductor has come as far as it was wanted to."""
-
-
 @contextlib.contextmanager
 @private
 def inductor_stopped_after(stage: InductorStop | None) -> Iterator[list[str]]:
@@ -171,7 +160,7 @@ def inductor_stopped_after(stage: InductorStop | None) -> Iterator[list[str]]:
 
     def stop(self: Any, *args: Any, **kwargs: Any) -> Any:
         stopped.append(stage.name)
-        raise StoppedAfterStage(f"minidbg needs no more of this graph than {stage.name.lower()}")
+        raise RuntimeError(f"minidbg needs no more of this graph than {stage.name.lower()}")
 
     stops: dict[str, Any] = dict.fromkeys(stage.value, stop)
     with mock.patch.multiple(GraphLowering, **stops):

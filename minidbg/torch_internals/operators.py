@@ -27,7 +27,7 @@ AUTOCAST_FUNCTIONS = (_enter_autocast, _exit_autocast)
 INFERENCE_MODE_FUNCTIONS = (_enter_inference_mode, _exit_inference_mode)
 """What dynamo writes for the beginning and the end of such a block."""
 SET_GRAD = torch._C._set_grad_enabled
-GET_DATA = torch._C._autograd._get_data_attr
+GET_DATA = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
 """What dynamo calls for ``x.data``, the only form it takes back."""
 ATTENTION_WITH_WEIGHTS = torch.ops.aten._scaled_dot_product_attention_math.default
 """Attention that returns result and weights; the arguments are those of the public one."""

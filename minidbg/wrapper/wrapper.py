@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack, get_type_hints
 
+import torch
 from torch import fx
 
 from minidbg import backends, torch_internals
@@ -191,7 +192,8 @@ def wrap(
 
 def unnamed_backend() -> Backend:
     """What torch.compile takes where none is named; inductor where that is minidbg itself."""
-    backend = torch_internals.default_backend()
+    # a program may set it, from torch 2.13 on
+    backend: Backend = getattr(torch.compiler, "get_default_backend", lambda: "inductor")()
     return "inductor" if backend in (OWN_NAME, entry_point) else backend
 
 
