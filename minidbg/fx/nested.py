@@ -160,14 +160,11 @@ def without_elements(
     None where another call takes what would go.
     """
     takers = {node for node in graph_module.graph.nodes if length in tensor_lists(node, facts)}
-    givers = {node for node in takers if node in facts and len(facts[node].parts) == length}
     kept: dict[Any, int] = {place: at for at, place in enumerate(sorted({*range(length)} - gone))}
-    spare = {
-        node.name
-        for user in givers
-        for node in user.users
-        if is_unpacking(node, facts) and node.args[1] in gone
-    }
+    givers = (node for node in takers if node in facts and len(facts[node].parts) == length)
+    made_of = {user for node in givers for user in node.users}
+    parts = {node for node in made_of if is_unpacking(node, facts)}
+    spare = {node.name for node in parts if node.args[1] in gone}
 
     def cut(value: Any) -> Any:
         is_list = isinstance(value, tuple | list) and len(value) == length
@@ -176,7 +173,7 @@ def without_elements(
     def arguments(node: fx.Node) -> Arguments:
         if node in takers:
             return tuple(map(cut, node.args)), {key: cut(one) for key, one in node.kwargs.items()}
-        if is_unpacking(node, facts) and node.args[0] in givers and node.args[1] in kept:
+        if node in parts and node.args[1] in kept:
             return (node.args[0], kept[node.args[1]]), {}
         return node.args, node.kwargs
 
