@@ -136,6 +136,8 @@ SCHEMA_VERSION = 6
 HISTORY_FILE = "history.sqlite"
 WAIT_S = 10.0
 """For another process that is just writing."""
+KEPT_SWEEPS = 1000
+"""Of so many the results are kept; flips, states and sweeps stay."""
 TABLES: Mapping[type, tuple[str, tuple[str, ...]]] = {
     SweepRecord: ("sweeps", ("files", "revisions")),
     Observation: ("results", ("sweep", "repro", "device", "at", "outcome", "purpose",
@@ -150,6 +152,9 @@ create unique index state_of_job on states(repro, device);
 create index results_of_repro on results(repro, id);
 create index results_of_sweep on results(sweep);
 alter table flips add column announced default 0;
+create trigger no_old_results after insert on sweeps begin
+    delete from results where sweep <= new.id - {KEPT_SWEEPS};
+end;
 """
 IN_JSON = ("outcome", "files", "revisions")
 """Columns. All others are stored as they are."""
@@ -270,11 +275,6 @@ class History(AbstractContextManager["History", None]):
         wanted = "repro = ifnull(?, repro) and announced = ifnull(?, announced)"
         query = f"select * from flips where {wanted} order by at desc, id desc limit ?"
         return self.read(Flip, query, repro, announced, limit)
-
-    def prune(self, *, keep_sweeps: int = 1000) -> None:
-        """Drop the results of all but the last sweeps; flips, states and sweeps stay."""
-        newest = "(select id from sweeps order by id desc limit ?)"
-        self.write(f"delete from results where sweep not in {newest}", keep_sweeps)
 
 
 def stored(value: object) -> object:

@@ -54,9 +54,9 @@ def devices() -> Iterator[Finding]:
     here = accelerators(torch)
     if not here:
         yield fine("accelerator", "none; repros for accelerators are skipped here")
-    for name, facts in here.items():
+    for name, (what, _) in here.items():
         if ":" in name:  # the current one goes by its kind alone too
-            yield fine(name, facts["name"])
+            yield fine(name, what)
 
 
 def compiler() -> Iterator[Finding]:

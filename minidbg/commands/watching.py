@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import enum
 import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,8 +18,6 @@ from minidbg.commands.output import existing_folder, print_json, repro_folder
 from minidbg.commands.table import WATCH
 from minidbg.core.text import display_path
 from minidbg.watch.settings import FailOn, Workers, load_watch_settings
-
-FOLDER_ARGUMENT = click.argument("folder", required=False, type=click.Path(path_type=Path))
 
 
 def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -41,11 +38,6 @@ OPTIONS = click.option(
 )
 
 
-def choice_of(members: type[enum.StrEnum]) -> click.Choice[str]:
-    """The words of ``members`` as a choice; click itself would offer the members' names."""
-    return click.Choice([str(member) for member in members])
-
-
 @click.command("watch")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--devices", help="Devices to run on: cpu,cuda:1 or all; default: the device in each repro.")
@@ -64,7 +56,7 @@ def choice_of(members: type[enum.StrEnum]) -> click.Choice[str]:
 )
 @click.option(
     "--fail-on",
-    type=choice_of(FailOn),
+    type=click.Choice([*map(str, FailOn)]),
     show_default="any",
     help="With --once: any exits as above; "
     "unexpected exits with 1 only where a verdict is not the script's 'expect', a fix included.",
@@ -100,7 +92,7 @@ def choice_of(members: type[enum.StrEnum]) -> click.Choice[str]:
 @click.option("--cluster", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.")
 @click.option(
     "--workers",
-    type=choice_of(Workers),
+    type=click.Choice([*map(str, Workers)]),
     show_default="auto",
     help="Run repros in forks of a warm process, or in fresh interpreters.",
 )
@@ -127,7 +119,7 @@ def watch(
 
 
 @click.command("list")
-@FOLDER_ARGUMENT
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
 @output.JSON_OPTION
 def list_repros(folder: Path | None, as_json: bool) -> None:
     """List the repros of FOLDER, and what was last seen of each.

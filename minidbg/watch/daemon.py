@@ -372,8 +372,6 @@ class Daemon:
         transitions = dict(Counter(str(one.transition) for one in sweep.decisions.values()))
         took = round(time.time() - sweep.began, 3)
         self.announce(events.SweepFinished(sweep.number, end, took, transitions, sweep.unjudged))
-        if sweep.number % 50 == 0:
-            self.history.prune()
         self.sweeps_done += 1
         if self.settings.once and not watched.wants_sweep:
             self.status = self.status_of_once(sweep.decisions.values())
@@ -433,7 +431,7 @@ class Daemon:
         if self.devices.environments:
             self.watched.ask_for_all()  # it was asked before
         if message.answered:
-            self.devices = Devices.from_json(message.value)
+            self.devices = Devices(**message.value)
         else:
             why = last_line(message.error or message.stderr_tail)
             self.announce(Notice(f"torch could not be asked for devices; only cpu is used: {why}"))

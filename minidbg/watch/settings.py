@@ -116,30 +116,29 @@ DEVICES_CALL = f"{__name__}:devices_of_machine"
 
 
 def devices_of_machine(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
-    """``{"devices": {name: {"name", "driver"}}, "torch", "machine"}``; only the processor where
-    scripts need no torch, see ``preload_for``."""
-    named, version = {"cpu": {"name": processor(), "driver": ""}}, ""
+    """``Devices`` as a dict; only the processor where scripts need no torch: ``preload_for``."""
+    named, version = {"cpu": (processor(), "")}, ""
     if os.environ.get("MINIDBG__WATCH_PRELOAD") != "none":
         import torch
 
         version = torch.__version__
         named |= accelerators(torch)
     machine = f"{platform.system()} {platform.machine()}"
-    return {"devices": named, "torch": version, "machine": machine}
+    keys = {name: "|".join((name, what, machine, driver)) for name, (what, driver) in named.items()}
+    return {"environments": keys, "torch": version}
 
 
-def accelerators(torch: Any) -> dict[str, dict[str, str]]:
-    """Every device torch sees besides the processor, under all names it can be asked for by."""
+def accelerators(torch: Any) -> dict[str, tuple[str, str]]:
+    """What each device that torch sees besides the processor is, and its driver, under all names it
+    can be asked for by."""
     if not torch.accelerator.is_available():
         return {}
     kind = torch.accelerator.current_accelerator().type
     current = torch.accelerator.current_device_index()
     name_of = getattr(getattr(torch, kind, None), "get_device_name", lambda index: kind)
     driver = str(getattr(torch.version, kind, None) or "")
-    named = {
-        f"{kind}:{index}": {"name": str(name_of(index)), "driver": driver}
-        for index in range(torch.accelerator.device_count())
-    }
+    count = torch.accelerator.device_count()
+    named = {f"{kind}:{index}": (str(name_of(index)), driver) for index in range(count)}
     return {kind: named[f"{kind}:{current}"], **named}
 
 
@@ -153,19 +152,10 @@ def processor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What ``devices_of_machine`` says, by the name that a device is asked for by."""
-
     environments: Mapping[str, str]
-    """What tells each from those of other machines, and of another driver."""
+    """By the name that a device is asked for by, what tells it from those of other machines, and of
+    another driver."""
     torch: str = ""
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Devices:
-        keys = {
-            name: "|".join((name, one["name"], data["machine"], one["driver"]))
-            for name, one in data["devices"].items()
-        }
-        return cls(keys, data["torch"])
 
     def present(self) -> tuple[str, ...]:
         """The devices to name to a person: ``cuda:0``, not ``cuda`` as well."""

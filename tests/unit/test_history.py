@@ -15,6 +15,7 @@ import pytest
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.history import (
+    KEPT_SWEEPS,
     DamagedHistory,
     Flip,
     History,
@@ -140,15 +141,14 @@ def test_a_history_of_a_newer_schema_is_refused_not_rewritten(path: Path) -> Non
         History(path)
 
 
-def test_pruning_drops_results_alone(history: History) -> None:
-    for _ in range(20):
+def test_of_old_sweeps_the_results_alone_are_dropped(history: History) -> None:
+    for _ in range(KEPT_SWEEPS + 5):
         history.add(result(sweep=history.add(SweepRecord(()))))
     history.add(Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 4, 3))
     history.add(state(last_sweep=2))
-    history.prune(keep_sweeps=5)
     assert history.sweep(1) is not None
     assert len(history.flips()) == len(history.states()) == 1
-    assert {run.sweep for run in history.observations(limit=99)} == {20, 19, 18, 17, 16}
+    assert [run.sweep for run in history.observations(limit=2000)] == [*range(KEPT_SWEEPS + 5, 5, -1)]
 
 
 def test_a_full_disk_is_no_damage(history: History) -> None:

@@ -41,9 +41,9 @@ class Machines:
         self.session = f"{PLUGIN_NAME}-{uuid.uuid4()}"
         self.sent = ""
         """The digest of the code that the workers have; empty where one may have lost it."""
-        self.known: dict[str, tuple[Mapping[str, str], str]] = {}
-        """Of each device ever there what the probe says, and its name as a resource of Dask's."""
-        self.there: Mapping[str, tuple[Mapping[str, str], str]] = {}
+        self.known: dict[str, tuple[str, str]] = {}
+        """Of each device ever there what it is, and its name as a resource of Dask's."""
+        self.there: Mapping[str, tuple[str, str]] = {}
         self.notices: set[str] = set()
         """What was told and is still so."""
         self.closing = threading.Event()
@@ -58,8 +58,8 @@ class Machines:
     def connect(self) -> Client:
         return Client(self.address, security=self.security, timeout=CONNECT_S, set_as_default=False)
 
-    def devices(self) -> Mapping[str, Mapping[str, str]]:
-        return {name: row for name, (row, _) in list(self.known.items())}
+    def devices(self) -> Mapping[str, str]:
+        return {name: what for name, (what, _) in list(self.known.items())}
 
     def close(self) -> None:
         self.closing.set()
@@ -106,7 +106,7 @@ class Machines:
             self.refresh()
 
     def refresh(self) -> None:
-        there: dict[str, tuple[Mapping[str, str], str]] = {}
+        there: dict[str, tuple[str, str]] = {}
         workers: Mapping[str, Any] = {}
         notices: set[str] = set()
         marks: dict[str, str] = {}
@@ -124,8 +124,8 @@ class Machines:
                 why = f"has minidbg {version}, and here is {__version__}; install the same"
             elif marks.setdefault(name, facts["mark"]) != facts["mark"]:
                 why = "is not like another machine of that name; start it with another --name"
-            for device, row in facts["devices"].items() if not why else ():
-                there[f"{name}/{device}"] = row, resource_of(facts, device)
+            for device, what in facts["devices"].items() if not why else ():
+                there[f"{name}/{device}"] = what, resource_of(facts, device)
             notices |= {f"{name} ({address}) gets no runs: it {why}"} if why else set()
         is_news = any(self.there.get(name) != one for name, one in there.items())
         self.there, self.known = there, {**self.known, **there}

@@ -40,9 +40,9 @@ class ZippedSources:
 
 
 class Others(Protocol):
-    """Other machines; of each ``machine/device`` what ``devices_of_machine`` says. Tests script theirs."""
+    """Other machines, with each ``machine/device`` as in ``Devices``. Tests script theirs."""
 
-    def devices(self) -> Mapping[str, Mapping[str, str]]: ...
+    def devices(self) -> Mapping[str, str]: ...
     def submit(self, device: str, request: Request, code: ZippedSources) -> Future[Ended]: ...
     def close(self) -> None: ...
 
@@ -69,9 +69,9 @@ class RoutingPool:
 
         def add(end: Future[Ended]) -> None:
             ended, elsewhere = end.result(), self.others.devices()
-            answer = ended.value or {"devices": {}, "torch": "", "machine": ""}
-            devices = {**answer["devices"], **elsewhere} if elsewhere else {}
-            value = {**answer, "devices": devices}
+            answer = ended.value or {"environments": {}, "torch": ""}
+            devices = {**answer["environments"], **elsewhere} if elsewhere else {}
+            value = {**answer, "environments": devices}
             both.set_result(replace(ended, value=value, answered=True))
 
         asked.add_done_callback(add)

@@ -63,9 +63,8 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         if (said := ended.value) is None:
             why = (ended.error or ended.stderr_tail)[-500:]
             raise MinidbgError(f"torch could not be asked for devices: {why}")
-        common = f"torch {said['torch']}, Python {platform.python_version()}, {said['machine']}"
-        rows = said["devices"].items()
-        devices = {one: {**row, "driver": f"{row['driver']} {common}"} for one, row in rows}
+        common = f"torch {said['torch']}, Python {platform.python_version()}"
+        devices = {name: f"{what}|{common}" for name, what in said["environments"].items()}
         mark = hashlib.sha256(json.dumps(devices, sort_keys=True).encode()).hexdigest()[:6]
         return {"version": __version__, "name": name, "mark": mark, "devices": devices}
 

@@ -17,8 +17,8 @@ from minidbg.judge.command import judge_command
 from minidbg.watch.settings import DEVICES_CALL
 from minidbg.workers import Ended, Request
 
-CPU, GPU = {"name": "a processor", "driver": ""}, {"name": "a GPU", "driver": "1"}
-HERE = Ended(value={"devices": {"cpu": CPU}, "torch": "2.14", "machine": "Linux"}, answered=True)
+CPU, GPU = "cpu|a processor", "cuda:0|a GPU"
+HERE = Ended(value={"environments": {"cpu": CPU}, "torch": "2.14"}, answered=True)
 
 
 class Pool(Children):
@@ -28,7 +28,7 @@ class Pool(Children):
         *_, self.sent = words
         return self(next(one for one in words if isinstance(one, Request)))
 
-    def devices(self) -> dict[str, dict[str, str]]:
+    def devices(self) -> dict[str, str]:
         return {"box/cuda:0": GPU} if self.requests else {}
 
     def refresh(self) -> list[str]:
@@ -46,7 +46,7 @@ def test_a_run_goes_to_its_machine_with_what_is_watched_and_the_others_stay(tmp_
     )
 
     def devices() -> dict[str, object]:
-        return pool.submit(Request(call=DEVICES_CALL)).result().value["devices"]
+        return pool.submit(Request(call=DEVICES_CALL)).result().value["environments"]
 
     def sent(text: str) -> ZippedSources:
         source.write_text(text)

@@ -32,10 +32,7 @@ def backend():
     import toy_backend
 """
 
-MACHINE = {
-    "devices": {"cpu": {"name": "a processor", "driver": ""}, "cuda:0": {"name": "a GPU", "driver": "1"}},
-    "torch": "2.13.0", "machine": "Linux x86_64",
-}  # fmt: skip
+MACHINE = {"environments": {"cpu": "cpu|a processor", "cuda:0": "cuda:0|a GPU"}, "torch": "2.13.0"}
 
 
 def script_of(order: Request) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest import mock
 
 import click
 import pytest
@@ -15,7 +15,13 @@ import pytest
 from minidbg.core.errors import BadSetting
 from minidbg.watch.events import BuildFailed, BuildFinished
 from minidbg.watch.runner import Build
-from minidbg.watch.settings import Devices, accelerators, chosen_devices, load_watch_settings, parse_devices
+from minidbg.watch.settings import (
+    Devices,
+    chosen_devices,
+    devices_of_machine,
+    load_watch_settings,
+    parse_devices,
+)
 from minidbg.watch.sources import left_out_folders, module_roots, worth_watching
 
 
@@ -64,9 +70,12 @@ def devices_with(kind: str, count: int, version: str = "12.8") -> Devices:
         is_available=lambda: count > 0, current_accelerator=lambda: SimpleNamespace(type=kind),
         device_count=lambda: count, current_device_index=lambda: count - 1,
     )  # fmt: skip
-    torch: Any = SimpleNamespace(accelerator=accelerator, version=SimpleNamespace(**{kind: version}))
-    devices = {"cpu": {"name": "a processor", "driver": ""}, **accelerators(torch)}
-    return Devices.from_json({"devices": devices, "torch": "2.13.0", "machine": "Linux"})
+    torch = SimpleNamespace(
+        accelerator=accelerator, version=SimpleNamespace(**{kind: version}), __version__="2.13.0"
+    )
+    with mock.patch.dict(sys.modules, torch=torch), mock.patch.dict(os.environ):
+        os.environ.pop("MINIDBG__WATCH_PRELOAD", None)
+        return Devices(**devices_of_machine({}, None))
 
 
 def test_each_accelerator_is_found_under_its_number_and_the_current_one_by_its_kind() -> None:
