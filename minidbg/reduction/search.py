@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from minidbg import torch_internals
-from minidbg.codegen.size import call_nodes
+from minidbg.codegen.size import HOLDS, call_nodes, canonical_text
 from minidbg.core.errors import NotReproduced
 from minidbg.core.kinds import UNSEEN, Traits
 from minidbg.core.machine import NEVER, Deadline
@@ -101,7 +100,8 @@ class Candidate:
     @cached_property
     def key(self) -> str:
         """Equal for equal candidates; the names of the nodes do not count."""
-        text = f"{''.join(_lines(self.graph_module))}{self.tokens}"
+        held = [node.target for node in self.graph_module.graph.nodes if node.op in HOLDS]
+        text = f"{canonical_text(self.graph_module)}{held}{self.tokens}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @cached_property
@@ -331,27 +331,3 @@ def run_passes(search: Search, passes: Iterable[tuple[str, Pass]]) -> None:
             search.ask_beside(edit for _, edit in batch)
             search.phase, edit = batch.pop(0)
             search.consider(edit(search) if edit else None)
-
-
-# --- telling candidates apart ---
-
-
-def _lines(graph_module: fx.GraphModule) -> Iterator[str]:
-    numbers: dict[fx.Node, str] = {}
-    for node in graph_module.graph.nodes:
-        numbers[node] = f"%{len(numbers)}"
-        arguments = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
-        yield f"{node.op} {_target(node)} {arguments}\n"
-
-
-def _target(node: fx.Node) -> str:
-    if node.op in ("placeholder", "output"):
-        return ""
-    if node.op == "get_attr":
-        value = graph_attribute(node)
-        if isinstance(value, fx.GraphModule):
-            return "".join(_lines(value))
-        return f"{node.target} {id(value)}"
-    if isinstance(node.target, str | torch_internals.OpOverload):
-        return str(node.target)
-    return f"{getattr(node.target, '__name__', '')} {id(node.target)}"
