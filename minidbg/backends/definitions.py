@@ -166,7 +166,10 @@ class Copy:
         source = assigned_value(binders[0].node) if len(binders) == 1 else None
         if source is None:
             return self._value(name, value, binders)
-        is_written, written = _literal_in(source)
+        try:
+            is_written, written = True, ast.literal_eval(source)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            is_written, written = False, None
         literal = short_literal(value)
         # what a list has collected since is the program's doing; it starts as written
         if literal is not None and not (
@@ -201,14 +204,6 @@ class Copy:
     def _order(self, statement: Statement) -> tuple[int, int, int]:
         known = statement.file in self._files
         return (1, self._files.index(statement.file) if known else len(self._files), statement.line)
-
-
-def _literal_in(node: ast.expr) -> tuple[bool, Any]:
-    """Whether source is a literal, and its value."""
-    try:
-        return True, ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False, None
 
 
 def short_literal(value: object) -> str | None:

@@ -24,7 +24,7 @@ from minidbg.backends.locations import (
     location_of,
     top_level,
 )
-from minidbg.backends.reference import NotReferable, RefBuilder, as_statements, expression_for
+from minidbg.backends.reference import NotReferable, RefBuilder, expression_for
 from minidbg.backends.statements import Statement, source_of, statements_of
 from minidbg.core.errors import BackendUnreachable
 from minidbg.core.run_spec import BackendRef
@@ -136,7 +136,7 @@ def with_operators(
         try:
             add(builder)
         except (NotReferable, NotSelfContained) as error:
-            if not as_statements(setup):
+            if not setup:
                 raise BackendUnreachable(
                     f"{what} in the failing graph cannot be found again by a fresh process: "
                     f"{error}. Define it in a module that can be imported, or say which: "

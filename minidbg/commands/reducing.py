@@ -100,7 +100,8 @@ def reduce_one(
     from minidbg.core import settings
     from minidbg.reduction.result import Limits, on_stream
 
-    granted = Limits(**limits, value_limit_bytes=settings.load().value_limit_bytes).begun()
+    due, value_limit = time.monotonic() + limits["seconds"], settings.load().value_limit_bytes
+    granted = Limits(**limits, value_limit_bytes=value_limit, due=due)
     interrupted = False
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:

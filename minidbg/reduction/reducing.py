@@ -23,7 +23,6 @@ from minidbg.codegen.size import call_nodes
 from minidbg.core import foreign
 from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.core.files import LOG_LIMIT_BYTES, read_regular, replace_file
-from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Context, Level
 from minidbg.core.text import display_path, plural
@@ -37,7 +36,7 @@ from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import context_passes, driver
 from minidbg.reduction.find import hints_from_error
 from minidbg.reduction.publishing import VERIFY_SECONDS, Reduced, publish_first_that_fails, with_failure
-from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult, on_stream, silent
+from minidbg.reduction.result import Limits, Listener, ReductionResult, on_stream, silent
 from minidbg.reduction.search import SHOWN, BudgetSpent, Candidate, Search
 from minidbg.reduction.session import (
     BEST_FILE,
@@ -79,14 +78,14 @@ def reduce_and_publish(
     search, and what it has is published; a second one raises Interrupted. Raises NotReproduced
     when the whole case does not show its failure here.
     """
-    limits = limits.begun()
-    lock = locked_folder(case, folder, limits, listener)
-    with workers.own_kernel_cache() as kernels, lock as own_folder:
+    session = Session(limits, listener, submit=submit)
+    lock = locked_folder(case, folder, session)
+    with workers.own_kernel_cache() as session.kernels, lock as session.folder:
+        own_folder = session.folder
         if own_folder is not None and just_seen:
-            published = earlier_result(own_folder, Deadline(limits.due or math.inf), submit)
+            published = earlier_result(own_folder, session)
             if published is not None:
                 return published
-        session = Session(limits, listener, kernels=kernels, folder=own_folder, submit=submit)
         ready = sum(workers.prepared())
         with standbys(case, session):
             written = None
@@ -126,7 +125,7 @@ def reduce_and_publish(
 
 
 @contextlib.contextmanager
-def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) -> Iterator[Path | None]:
+def locked_folder(case: Case, folder: Path, session: Session) -> Iterator[Path | None]:
     """Lock this case's reduction folder, for its result and the best so far; None if impossible."""
     try:
         own_folder = repro.reduction_folder(case, folder)
@@ -134,9 +133,8 @@ def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) 
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            phase = "waiting for another process that reduces this failure"
-            listener(Progress(phase, 0, 0, 0, 0.0))
-            lock.acquire(timeout=Session(limits).remaining())
+            session.tell("waiting for another process that reduces this failure", 0, 0)
+            lock.acquire(timeout=session.remaining())
     except (OSError, Timeout):
         yield None
         return
@@ -146,14 +144,15 @@ def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) 
         lock.release()
 
 
-def earlier_result(own_folder: Path, deadline: Deadline, submit: workers.Submit) -> ReductionResult | None:
+def earlier_result(own_folder: Path, session: Session) -> ReductionResult | None:
     """The result of an earlier reduction of this very case, when its repro is there, certified, and
-    fails now, before ``deadline``."""
+    fails now, before the deadline."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError, RecursionError, MinidbgError):
         data = read_regular(own_folder / DONE_FILE, LOG_LIMIT_BYTES)
         written = ReductionResult.from_json(json.loads(data))
         if written.path is not None and written.certified and written.path.is_file():
-            outcome = repro.run(written.path, seconds=deadline.left(VERIFY_SECONDS), submit=submit)
+            seconds = session.deadline.left(VERIFY_SECONDS)
+            outcome = repro.run(written.path, seconds=seconds, submit=session.submit)
             return replace(written, known_before=True) if outcome.verdict in SHOWN else None
     return None
 

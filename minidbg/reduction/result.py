@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TextIO, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 from minidbg import torch_internals
 from minidbg.core.machine import HERE
@@ -35,10 +34,6 @@ class Limits:
     due: float | None = None
     """When ``seconds`` are over, by ``time.monotonic``, where somebody has waited for the answer
     since before the reduction began."""
-
-    def begun(self) -> Self:
-        """The same, with ``seconds`` that began now unless they had before."""
-        return self if self.due is not None else replace(self, due=time.monotonic() + self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

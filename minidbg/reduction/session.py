@@ -12,7 +12,7 @@ from pathlib import Path
 from minidbg import oracle, repro, workers
 from minidbg.codegen.size import call_nodes
 from minidbg.core.errors import CannotWrite
-from minidbg.core.machine import Clock, Deadline
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.text import plural
 from minidbg.fx.case import Case
@@ -56,8 +56,7 @@ class Session:
     folder: Path | None = None
     """Where the best so far is kept."""
     submit: workers.Submit = workers.submit
-    clock: Clock = time.monotonic
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(init=False)
     deadline: Deadline = field(init=False)
     """When the answer is due."""
     until: Deadline = field(init=False)
@@ -87,14 +86,13 @@ class Session:
     """Gives an interpreter that waits for a script to run by itself, where there can be one."""
 
     def __post_init__(self) -> None:
-        limits = self.limits
-        if limits.due is not None:  # somebody has waited since then, and is told how long
-            self.started = limits.due - limits.seconds
-        self.deadline = Deadline(self.started + limits.seconds, self.clock)
-        self.until = self.deadline.earlier(min(FOR_VERIFICATION_S, limits.seconds / 2))
+        seconds = self.limits.seconds
+        self.deadline = Deadline(self.limits.due or time.monotonic() + seconds)
+        self.started = self.deadline.at - seconds  # since then somebody has waited, and is told how long
+        self.until = self.deadline.earlier(min(FOR_VERIFICATION_S, seconds / 2))
 
     def elapsed(self) -> float:
-        return self.clock() - self.started
+        return time.monotonic() - self.started
 
     def remaining(self) -> float:
         """Seconds left for questions, never negative; none after Ctrl-C."""
@@ -123,7 +121,7 @@ class Session:
             if self.until.is_over:
                 raise BudgetSpent
             self.oracle_calls += len(asked)
-            began, before = time.time(), self.clock()
+            began, before = time.time(), time.monotonic()
             usual = self.limits.call_seconds
             longer = max(usual, self.remaining() / 2)  # many nodes may take minutes to compile
             outcomes = oracle.ask_all(
@@ -133,7 +131,7 @@ class Session:
                 deadline=self.until,
                 submit=self.submit,
             )
-            self.asked_s += self.clock() - before
+            self.asked_s += time.monotonic() - before
             kinds = [outcome.signature.kind for outcome in outcomes if outcome.signature]
             if self.kernels is not None and any(kind.traits.dies for kind in kinds):
                 workers.remove_unfinished(self.kernels, since=began)

@@ -45,8 +45,7 @@ def with_inputs(
     other ways to do it."""
     best = search.best
     inputs = tuple(changes.get(index, value) for index, value in enumerate(best.inputs))
-    prefix = how if isinstance(how, tuple) else (how,)
-    tokens = tuple((*prefix, token) if index in changes else token for index, token in enumerate(best.tokens))
+    tokens = tuple((how, token) if index in changes else token for index, token in enumerate(best.tokens))
     return best.edited(graph_module or best.graph_module, inputs, tokens)
 
 

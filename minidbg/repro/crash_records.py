@@ -14,8 +14,8 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from minidbg.core.files import read_regular
 from minidbg.core.machine import Clock
@@ -55,8 +55,7 @@ DOING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RecordName:
+class RecordName(NamedTuple):
     place: str
     """Machine and process namespace; process numbers mean something only there."""
     pid: int
@@ -68,9 +67,6 @@ class RecordName:
     def __str__(self) -> str:
         return f"{self.place}-{self.pid}-{self.started_ms}-{self.number}.{self.step}.py"
 
-    def at(self, step: Step) -> RecordName:
-        return replace(self, step=step)
-
 
 def own_name(number: int, step: Step) -> RecordName:
     pid = os.getpid()
@@ -81,9 +77,8 @@ def read_name(path: Path) -> RecordName | None:
     found = RECORD_NAME.fullmatch(path.name)
     if found is None or found["step"] not in list(Step):
         return None
-    return RecordName(
-        found["place"], int(found["pid"]), int(found["started"]), int(found["number"]), Step(found["step"])
-    )
+    pid, started, number = map(int, found.group("pid", "started", "number"))
+    return RecordName(found["place"], pid, started, number, Step(found["step"]))
 
 
 def make_record_folder(folder: Path | str) -> Path:

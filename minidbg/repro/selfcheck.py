@@ -71,8 +71,6 @@ class ScriptJudge:
         """Of a backend that is registered; empty for all others."""
         self.golden = f'"{self.spec.golden}"' if self.spec.golden else ""
         """Where eager runs, as text; empty: where the backend does."""
-        self.device = self.spec.device
-        """Where it runs unless told otherwise."""
         self.is_direct = self.spec.call is CallPath.DIRECT
         self.is_aten = self.spec.level is Level.ATEN
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
@@ -81,7 +79,6 @@ class ScriptJudge:
         is_dynamic = self.spec.dynamic if self.is_aten else any(self.spec.dynamic_dims)
         self.has_symbols = bool(is_dynamic) and any(type(value) is int for value in case.inputs)
         """Whether plain integers among the inputs become symbols, as AOTAutograd makes them."""
-        self.backward = self.spec.backward
         self.modes, self.statements = modes_of(self.spec.context)
         self.is_about_guards = self.spec.expected.message == signatures.NO_GUARDS
         self.category, self.leaf = "", ""
@@ -103,11 +100,11 @@ class ScriptJudge:
     def refuse(self, case: Case) -> None:
         if self.leaf and (self.category not in CATEGORIES or self.leaf not in LEAVES):
             raise NoShortForm("a result of another structure than eager's needs the whole comparison")
-        if self.is_direct and self.has_parameters and self.backward:
+        if self.is_direct and self.has_parameters and self.spec.backward:
             raise NoShortForm(
                 "gradients of parameters are asked for, and the backend is called without torch.compile"
             )
-        for index in mutated_placeholders(case.graph_module) if self.backward else ():
+        for index in mutated_placeholders(case.graph_module) if self.spec.backward else ():
             value = case.inputs[index]
             if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
                 raise NoShortForm(
@@ -146,12 +143,12 @@ class ScriptJudge:
 
     @property
     def needs_run(self) -> bool:
-        return bool(self.modes or self.statements or self.backward or self.leaf or self.waits)
+        return bool(self.modes or self.statements or self.spec.backward or self.leaf or self.waits)
 
     @property
     def waits(self) -> bool:
         late = self.kind.traits.dies or self.kind.traits.raises_when_run
-        return late and is_accelerator(self.device)
+        return late and is_accelerator(self.spec.device)
 
     # --- the model, eager and compiled
 

@@ -119,7 +119,7 @@ class CrashRecord:
         old = self.name
         if old is None or self.path is None or old.pid != os.getpid() or old.step is step:
             return
-        name = old.at(step)
+        name = old._replace(step=step)
         with contextlib.suppress(OSError):
             os.replace(self.path, self.path.with_name(str(name)))
             self.name, self.path = name, self.path.with_name(str(name))

@@ -29,7 +29,7 @@ def put(
 def test_a_name_is_read_back_and_told_at_every_step() -> None:
     name = crash_records.own_name(3, Step.COMPILE)
     assert crash_records.read_name(Path("anywhere") / str(name)) == name
-    assert crash_records.read_name(Path(str(name.at(Step.IDLE)))) == name.at(Step.IDLE)
+    assert crash_records.read_name(Path(str(name._replace(step=Step.IDLE)))) == name._replace(step=Step.IDLE)
     assert (name.pid, name.number) == (os.getpid(), 3)
 
 
