@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict, get_type_hints
 
@@ -45,11 +46,6 @@ def setting(default: Any, check: Callable[[Any], Any]) -> Any:
 def text_lines(value: Any) -> Any:
     """One text has an item a line."""
     return list(filter(str.strip, value.splitlines())) if isinstance(value, str) else value
-
-
-def pattern(value: Any) -> Any:
-    re.compile(value)
-    return value
 
 
 def path(value: Any) -> Path:
@@ -117,7 +113,7 @@ class Settings:
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
     value_limit_bytes: Annotated[int, msgspec.Meta(ge=0)] = VALUE_LIMIT_BYTES
     """Most bytes of real tensor values written for one failure, or kept for an unverified graph."""
-    match: Text | None = setting(None, pattern)
+    match: Text | None = setting(None, lambda value: re.compile(value) and value)
     """A regular expression; a failure whose text does not contain it is captured, not reduced."""
     rtol: Amount | None = None
     """Relative tolerance of floats compared with eager, for all dtypes; given with ``atol``."""
@@ -271,10 +267,13 @@ def known(name: str, source: str, names: Sequence[str]) -> None:
         raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {settings}")
 
 
+types_of = cache(partial(get_type_hints, include_extras=True))
+
+
 def checked(name: str, value: Any, source: str, kind: Any) -> Any:
     """``value`` as the dataclass ``kind`` has that setting. Raises BadSetting."""
     check = kind.__dataclass_fields__[name].metadata.get("check", lambda written: written)
-    hint = get_type_hints(kind, include_extras=True)[name]
+    hint = types_of(kind)[name]
     try:
         return converted(check(value), hint, strict=False)
     except (ValueError, TypeError, OverflowError, RuntimeError, re.error) as error:
