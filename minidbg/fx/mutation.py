@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 import types
@@ -67,6 +68,11 @@ def written_attributes(gm: fx.GraphModule) -> list[Tensor]:
     found = [lookup(gm, str(nodes[at].target)) for at in sorted(written_sources(gm, nodes))]
     own = [*gm.buffers(), *(value for value in found if isinstance(value, Tensor))]
     return list({id(value): value for value in own}.values())
+
+
+def own_attributes(gm: fx.GraphModule) -> fx.GraphModule:
+    """``gm``, or a copy whose tensors a run may write to without being seen."""
+    return copy.deepcopy(gm) if written_attributes(gm) else gm
 
 
 def written_sources(gm: fx.GraphModule, sources: list[fx.Node]) -> frozenset[int]:

@@ -10,7 +10,6 @@ generator's state and the call's turn only.
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import clone_values, copy_graph_module
 from minidbg.fx.effects import is_call, leave_blocks, nested_graphs, op_name, tensors_in
-from minidbg.fx.mutation import argument_of, written_arguments
+from minidbg.fx.mutation import argument_of, own_attributes, written_arguments
 from minidbg.fx.nested import branches
 from minidbg.torch_internals.devices import generator_states
 
@@ -130,7 +129,7 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in
     eager.
     """
-    recorder = _Recorder(gm)
+    recorder = _Recorder(own_attributes(gm))
     with (
         torch_internals.restoring_random_numbers(inputs),
         torch_internals.preserving_thread_state(),
@@ -215,16 +214,6 @@ class _Recorder(fx.Interpreter):
         self.left: list[str] = []
         self.switched_off: list[str] = []
         self.cut: list[str] = []
-        self._attributes: dict[str, Any] = {}
-
-    def fetch_attr(self, target: str) -> Any:
-        """A copy of each attribute: the graph may write to it, and this run must not show."""
-        if target not in self._attributes:
-            value = super().fetch_attr(target)
-            is_graph = isinstance(value, fx.GraphModule)
-            is_own = isinstance(value, Tensor | torch.nn.Module) and not is_graph
-            self._attributes[target] = copy.deepcopy(value) if is_own else value
-        return self._attributes[target]
 
     def run_node(self, n: fx.Node) -> Any:
         if not is_call(n):

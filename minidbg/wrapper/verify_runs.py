@@ -7,7 +7,6 @@ without autograd history, and gradients are asked for by ``torch.autograd.grad``
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from minidbg.core.run_spec import RunSpec
 from minidbg.core.settings import Settings
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module, returning, storage_key
 from minidbg.fx.effects import is_call
-from minidbg.fx.mutation import storages_of, written_arguments, written_attributes
+from minidbg.fx.mutation import own_attributes, storages_of, written_arguments
 from minidbg.fx.randomness import Derandomized, draws_alone
 from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison
@@ -164,11 +163,6 @@ def alias(value: Any) -> Any:
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(value.detach(), requires_grad=value.requires_grad)
     return value.detach().requires_grad_(value.requires_grad)
-
-
-def own_attributes(graph: fx.GraphModule) -> fx.GraphModule:
-    """``graph``, or a copy whose tensors a run may write to without being seen."""
-    return copy.deepcopy(graph) if written_attributes(graph) else graph
 
 
 def run_compiled_anew(inside: CallSnapshot, link: Link, *, backward: bool) -> dict[str, Any]:
