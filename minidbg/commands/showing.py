@@ -14,7 +14,7 @@ from minidbg.commands.output import JSON_OPTION, REPRO, note, print_json, second
 from minidbg.commands.watching import OPTIONS
 from minidbg.core import settings
 from minidbg.core.run_spec import PRECISIONS
-from minidbg.core.text import display_path, in_one_line, printable
+from minidbg.core.text import in_one_line, printable
 from minidbg.watch import settings as watching
 
 NAMED = click.argument("repro", type=REPRO)
@@ -107,20 +107,18 @@ def check(
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
     """Find the compile stage at fault, and what avoids it.
 
-    REPRO is a script, or a unique part of its name in the repro folder; show and report include the
-    result from then on. Runs its graph through eager, aot_eager, aot_eager_decomp_partition and
-    its own backend. Then tries changes of the program: options, dynamic=, contiguous or cast
-    inputs, the CPU. Each run is a child process.
+    REPRO is a script, or a unique part of its name in the repro folder. Runs its graph through
+    eager, aot_eager, aot_eager_decomp_partition and its own backend. Then tries changes of the
+    program: options, dynamic=, contiguous or cast inputs, the CPU. Each run is a child process.
     """
-    from minidbg.report import stages as room
+    from minidbg.report.stages import find_stages
 
-    report = room.find_stages(repro, seconds=seconds, note=note)
-    room.keep_stages(repro, report)
+    report = find_stages(repro, seconds=seconds, note=note)
     if as_json:
         print_json({"repro": str(repro), "sentence": report.sentence, **report.to_json()})
     else:
         click.echo(report.sentence)
-    note(f"{report.seconds:.1f} s; kept in {display_path(room.kept_file(repro))}")
+    note(f"{report.seconds:.1f} s")
 
 
 @click.command()

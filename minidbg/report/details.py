@@ -16,7 +16,6 @@ from minidbg.core.records import plain
 from minidbg.core.script_header import HIDDEN, Header
 from minidbg.core.text import display_path, moment, plural
 from minidbg.history import HISTORY_FILE, History, State
-from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.header import header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
 
@@ -36,11 +35,6 @@ class ReproDetails:
     @property
     def message(self) -> str:
         return self.header.provenance.message.strip()
-
-    @property
-    def stages(self) -> StageReport | None:
-        """At which stage of compiling the failure comes about; None when nobody has asked yet."""
-        return stages_of(self.header)
 
     @property
     def figures(self) -> Mapping[str, Any]:
@@ -64,7 +58,6 @@ class ReproDetails:
             "line": origin.line, "torch": origin.torch_version, "python": origin.python_version,
             "dependencies": list(header.dependencies),
             "notes": list(origin.notes), "passes": origin.neighbour,
-            "stages": self.stages and {**self.stages.to_json(), "sentence": self.stages.sentence},
             "devices": [
                 {name: getattr(state, name) for name in OF_STATE} for state in self.states
             ],
@@ -124,8 +117,6 @@ def facts(details: ReproDetails) -> Iterator[tuple[str, object]]:
     yield from (("note", note) for note in origin.notes)
     if origin.neighbour:
         yield "but", origin.neighbour
-    if details.stages:
-        yield "stages", details.stages.sentence
     if not details.states:
         yield "history", "not watched yet; 'minidbg watch' begins one"
     for number, state in enumerate(details.states):

@@ -7,6 +7,7 @@ reproducer it asks for), Error logs, Versions.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -23,7 +24,7 @@ from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
 from minidbg.report.details import ReproDetails
-from minidbg.report.stages import StageReport, find_stages, keep_stages
+from minidbg.report.stages import find_stages
 
 RUN_SECONDS = 180.0
 LOG_LINES = 60
@@ -43,17 +44,20 @@ def issue(
 ) -> tuple[str, str, bool]:
     """The bug report for ``details``: title, Markdown, and whether the failure was seen again.
 
-    ``run`` runs the script and, where nobody has asked for them, the stages of compiling: a fresh
-    process each. ``keep_private`` leaves paths and names as they are. ``versions`` runs
+    ``run`` runs the script and the stages of compiling, a fresh process each. ``keep_private`` leaves paths and names as they are. ``versions`` runs
     ``torch.utils.collect_env``. ``note`` hears what is run.
     """
     logs, ran = logs_of(details, run=run)
+    ablation = None
+    if run:
+        with contextlib.suppress(MinidbgError, OSError, ImportError):
+            ablation = find_stages(details.path, seconds=STAGES_SECONDS, note=note)
     header, title = details.header, title_of(details)
     variables = {
         "issue_title": title,
         "details": details,
         "logs": last_lines(logs, LOG_LINES),
-        "ablation": ablation(details, run=run, note=note),
+        "ablation": ablation,
         "versions": environment_text() if versions else "",
         "is_long": len(details.text.splitlines()) > LONG_LINES,
         "ran": ran,
@@ -88,17 +92,6 @@ def logs_of(details: ReproDetails, *, run: bool) -> tuple[str, bool]:
     outcome = repro.run(details.path, seconds=RUN_SECONDS)
     failed = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
     return outcome.message or outcome.reason or details.message, failed
-
-
-def ablation(details: ReproDetails, *, run: bool, note: Callable[[str], object]) -> StageReport | None:
-    if details.stages or not run:
-        return details.stages
-    try:
-        report = find_stages(details.path, seconds=STAGES_SECONDS, note=note)
-        keep_stages(details.path, report)
-        return report
-    except (MinidbgError, OSError, ImportError):
-        return None
 
 
 def environment_text() -> str:

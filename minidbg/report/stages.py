@@ -1,15 +1,12 @@
-"""Which stage of compiling has a repro's failure, what it passes with, and where the answer lies.
+"""Which stage of compiling has a repro's failure, and what it passes with.
 
 The same graph goes through torch.compile with one stage more each time; for inductor, with parts of
 it switched off; and with changes that a program could make. It is asked for (``minidbg stages``, or
-a bug report): no announced script is changed, the answer lies in ``.minidbg/stages``.
+a bug report), and no announced script is changed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -21,15 +18,12 @@ from torch import Tensor
 
 from minidbg import backends, oracle, repro, torch_internals, workers
 from minidbg.core.errors import NotReproduced
-from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular, replace_file
 from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.records import MALFORMED, plain, record_of
+from minidbg.core.records import plain
 from minidbg.core.run_spec import CallPath, Level
-from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, Header
 from minidbg.fx.case import Case
 from minidbg.judge.run import HANDED_BACK
-from minidbg.repro.folder import hidden
 from minidbg.torch_internals.devices import kept_on_cpu
 
 NOT_FAILING = {
@@ -105,32 +99,6 @@ class StageReport:
 
     def to_json(self) -> dict[str, Any]:
         return {"guilty": self.guilty, **plain(self), "seconds": round(self.seconds, 1)}
-
-
-# --- where the answer lies ---
-
-
-def kept_file(path: Path) -> Path:
-    return repro.folder_of(path) / HIDDEN / "stages" / f"{path.stem}.json"
-
-
-def stages_of(header: Header) -> StageReport | None:
-    with contextlib.suppress(OSError, KeyError, *MALFORMED):
-        kept = json.loads(read_regular(kept_file(header.path), NOTE_LIMIT_BYTES))
-        if kept["digest"] == files_digest(header.path):
-            return record_of(kept, StageReport)
-    return None
-
-
-def keep_stages(path: Path, report: StageReport) -> None:
-    hidden(repro.folder_of(path), "stages")
-    table = {"digest": files_digest(path), **report.to_json()}
-    replace_file(kept_file(path), json.dumps(table).encode())
-
-
-def files_digest(path: Path) -> str:
-    """Of the script alone: a graph of another text may fail at another stage."""
-    return hashlib.sha1(read_regular(path, SCRIPT_LIMIT_BYTES), usedforsecurity=False).hexdigest()
 
 
 # --- how it is found out ---

@@ -74,7 +74,7 @@ def write_folder(project: Path) -> None:
     """A project with a repro folder that holds one of everything that a reading command reads."""
     folder = project / "minidbg_repros"
     hidden = folder / ".minidbg"
-    for name in ("captures", "neighbours", "reductions/sound0", "crash_records", "stages"):
+    for name in ("captures", "neighbours", "reductions/sound0", "crash_records"):
         (hidden / name).mkdir(parents=True)
     for name in (*SOUND, "odd.py", ".minidbg/captures/odd.py", ".minidbg/neighbours/odd.py"):
         (folder / name).write_text(SCRIPT + HEADER)
@@ -82,9 +82,6 @@ def write_folder(project: Path) -> None:
     (hidden / "reductions/sound0/done.json").write_text(json.dumps(DONE))
     (hidden / "crash_records/0a1b2c3d-12-1700000000000-1.compile.py").write_text(SCRIPT + HEADER)
     (hidden / "watch.json").write_text('{"pid": 1, "host": "h", "started_ms": 1}')
-    (hidden / "stages/odd.json").write_text(
-        '{"digest": "d", "backend": "inductor", "guilty": "x", "verdicts": {}}'
-    )
     (project / "pyproject.toml").write_text(
         '[tool.minidbg]\nseconds = 9\nrepro_dir = "minidbg_repros"\ntolerances = {float16 = [1e-2, 1e-3]}\n'
         '[tool.minidbg.watch]\njobs = 2\non_flip = ["true"]\nsources = ["src"]\n'
@@ -197,7 +194,6 @@ VICTIMS = (
     "minidbg_repros/.minidbg/reductions/sound0/done.json",
     "minidbg_repros/.minidbg/crash_records/0a1b2c3d-12-1700000000000-1.compile.py",
     "minidbg_repros/.minidbg/watch.json",
-    "minidbg_repros/.minidbg/stages/odd.json",
 )
 
 

@@ -9,11 +9,9 @@ import pytest
 from support.lying_repro import GUARD, lay
 
 from minidbg import commands
-from minidbg.core.outcome import Verdict
 from minidbg.report import repro_details
 from minidbg.report.details import ReproDetails
 from minidbg.report.issue import issue, last_lines, private_words, without_private
-from minidbg.report.stages import StageReport, keep_stages
 
 
 @pytest.fixture
@@ -40,12 +38,6 @@ def test_a_report_has_the_sections_that_pytorch_asks_for(details: ReproDetails) 
     assert title == "[no_relu] fails to compile relu: no kernel for relu"
     assert "no single node, input or output can be left out" in body
     assert "train.py:21" in body
-
-
-def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
-    keep_stages(repro, StageReport({"eager": Verdict.GONE, "aot_eager": Verdict.REPRODUCES}, "no_relu"))
-    _, body, _ = issue(repro_details(repro), run=False, versions=False)
-    assert "| `aot_eager` | reproduces |" in body
 
 
 SECRETS = {

@@ -17,7 +17,7 @@ from minidbg import repro
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.fx.case import Case
-from minidbg.report.stages import StageReport, find_stages, keep_stages, kept_file, stages_of
+from minidbg.report.stages import StageReport, find_stages
 
 GONE, REPRODUCES = Verdict.GONE, Verdict.REPRODUCES
 REPORT = StageReport(
@@ -64,11 +64,6 @@ def written(folder: Path, backend: str = "inductor", kind: Kind = Kind.COMPILE) 
     return repro.publish(case, repro.write(case, repro.drafts(folder) / "draft.py"), folder)
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    return written(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of scripts that nobody changes."""
@@ -89,29 +84,6 @@ def test_a_report_says_of_each_subsystem_whether_the_failure_is_gone_without_it(
     }
     of_aot = StageReport({"eager": GONE, "aot_eager": REPRODUCES, "mine": Verdict.TIMEOUT}, "mine")
     assert of_aot.disabled == {"decompositions and partitioner": "no", "AOTAutograd": "yes"}
-
-
-def test_a_report_is_kept_beside_a_script_that_stays_as_it_is(script: Path) -> None:
-    before = script.read_bytes()
-    assert stages_of(repro.read_header(script)) is None
-    keep_stages(script, replace(REPORT, passes=()))
-    keep_stages(script, REPORT)
-    assert stages_of(repro.read_header(script)) == replace(REPORT, seconds=12.3)
-    assert script.read_bytes() == before
-
-
-def test_a_script_that_was_changed_since_has_no_answer(script: Path) -> None:
-    keep_stages(script, REPORT)
-    script.write_text(script.read_text() + "\n")
-    assert stages_of(repro.read_header(script)) is None
-
-
-@pytest.mark.parametrize("damage", [("gone", "perhaps"), ("{", "["), ("verdicts", "verdict")])
-def test_a_damaged_answer_counts_as_none(script: Path, damage: tuple[str, str]) -> None:
-    keep_stages(script, REPORT)
-    kept = kept_file(script)
-    kept.write_text(kept.read_text().replace(*damage, 1))
-    assert stages_of(repro.read_header(script)) is None
 
 
 # How it is found out, with stages that answer at once
