@@ -50,8 +50,8 @@ def _dtensor(value: Any) -> Construction:
     # shards may be of unequal size, so that the whole is not as many times one of them
     rest = f"run_check=False, shape=torch.Size({list(value.shape)}), stride={tuple(value.stride())}"
     text = f"{TENSOR}.DTensor.from_local({{local}}, {{mesh}}, {placements}, {rest})"
-    shared = map(shared_text, [value.device_mesh, *value.placements])
-    imports = (f"import {TENSOR}", *sorted({f"import {text[1]}" for text in shared if text and text[1]}))
+    texts = filter(None, map(shared_text, [value.device_mesh, *value.placements]))
+    imports = (f"import {TENSOR}", *sorted({f"import {module}" for _, module in texts if module}))
     parts = {"local": value.to_local().detach(), "mesh": value.device_mesh}
     return Construction(parts, text, imports)
 

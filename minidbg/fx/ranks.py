@@ -128,7 +128,8 @@ def on_its_rank(case: Case) -> Case | None:
     """``case`` with a process group for a backend that asks for its rank; None where its graph has
     one, or there was one process."""
     seen = next(filter(None, map(SEEN.fullmatch, case.provenance.notes)), None)
-    if seen is None or is_asked_for_its_rank(case) or talks_to_others(case.graph_module, case.inputs):
+    talks = talks_to_others(case.graph_module, case.inputs)
+    if seen is None or talks or is_asked_for_its_rank(case):
         return None
     setup = (*_setup_statements(seen[1], seen[2], ASKED_FOR), *without_group(case.backend.setup))
     return replace(

@@ -123,8 +123,10 @@ def case_of_call(
 def lost_note(failure: Failure) -> list[str]:
     """A note on what the program had that no run of ours has, and the failure may need, if any."""
     own: Any = torch.Tensor.__torch_function__
-    options = {name: torch_internals.changed_config(name).items() for name in CONFIG_MODULES}
-    lost = [f"{of}.{name} was set" for of in options for name, x in options[of] if not round_trips(x)]
+    lost = []
+    for module in CONFIG_MODULES:
+        options = torch_internals.changed_config(module).items()
+        lost += [f"{module}.{name} was set" for name, value in options if not round_trips(value)]
     placeholders = failure.graph_module.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, failure.inputs, strict=False):
         name = readable_name(str(node.target))
