@@ -65,7 +65,6 @@ class StageReport:
     passes: tuple[str, ...] = ()
     """What the failure is gone with: ```epilogue_fusion=False```, ``one thread``."""
     seconds: float = 0.0
-    torch: str = ""
 
     @property
     def guilty(self) -> str:
@@ -145,10 +144,9 @@ def find_stages(
             # slow, or a busy host
             late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless
             verdicts[name] = Verdict.SKIPPED if late else verdict
-        report = StageReport(verdicts, own, torch=torch.__version__)
-        if report.guilty == own:
-            report = replace(report, passes=tuple(avoided(case, run)))
-        return replace(report, seconds=seconds + until.clock() - until.at)
+        report = StageReport(verdicts, own)
+        passes = tuple(avoided(case, run)) if report.guilty == own else ()
+        return replace(report, passes=passes, seconds=seconds + until.clock() - until.at)
 
 
 # --- what a program can change ---

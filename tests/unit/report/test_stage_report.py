@@ -25,7 +25,6 @@ REPORT = StageReport(
     "inductor",
     passes=("`fallback_by_default=True`", "one thread"),
     seconds=12.34,
-    torch="2.13.0+cpu",
 )
 SENTENCES = {
     "inductor": (
