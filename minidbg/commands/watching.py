@@ -155,7 +155,7 @@ def history(repro: Path | None, limit: int, as_json: bool) -> None:
 
     path = repro if repro is not None and not repro.is_dir() else existing_folder(repro)
     past = queries.history_of(path, limit)
-    show_rows(queries.history_rows(past), queries.history_text(past), as_json=as_json)
+    show_rows(queries.history_rows(*past), queries.history_text(*past), as_json=as_json)
 
 
 @click.command("bisect")

@@ -128,7 +128,7 @@ class PageServer(View):
                 script = f"{script[:SHOWN_CHARACTERS]}\n# ... and {plural(rest, 'more character')}"
         except (OSError, ValueError) as error:
             script = f"# cannot be read: {error}"
-        past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
+        past = queries.history_text(*queries.history_of(path, PAGE_HISTORY_ENTRIES))
         values = {"cells": cells, "repro": repro, "header": header, "script": script, "past": past}
         return filled("details.html.j2", **values)
 

@@ -79,12 +79,9 @@ def list_text(rows: Sequence[Json]) -> str:
 # history
 
 
-PastRows = tuple[list[Flipped], list[Observation]]
-"""Flips, and runs; the newest first."""
-
-
-def history_of(path: Path, limit: int) -> PastRows:
-    """What has flipped in a folder, or of a repro, and then its runs too. Raises MinidbgError."""
+def history_of(path: Path, limit: int) -> tuple[list[Flipped], list[Observation]]:
+    """What has flipped in a folder, or of a repro, and then its runs too; the newest first. Raises
+    MinidbgError."""
     home = home_of([path])
     name = None if path.is_dir() else repro_name(path, home)
     with history_in(home) as found:
@@ -94,8 +91,7 @@ def history_of(path: Path, limit: int) -> PastRows:
         return flips, found.observations(name, limit=limit) if name is not None else []
 
 
-def history_rows(past: PastRows) -> list[Json]:
-    flips, runs = past
+def history_rows(flips: Sequence[Flipped], runs: Sequence[Observation]) -> list[Json]:
     names = ("at", "repro", "device", "sweep", "verdict", "purpose", "reason", "environment", "torch")  # fmt: skip
     return [
         *({"entry": "flip", **flip.to_json()} for flip in flips),
@@ -103,9 +99,8 @@ def history_rows(past: PastRows) -> list[Json]:
     ]  # fmt: skip
 
 
-def history_text(past: PastRows) -> str:
+def history_text(flips: Sequence[Flipped], runs: Sequence[Observation]) -> str:
     """Flips one a line, as told; then runs, those in a row with the same verdict on one line."""
-    flips, runs = past
     lines = [f"{moment(flip.at)}  {flip.line()}" for flip in flips] or [plural(0, "flip")]
     for _, group in itertools.groupby(runs, lambda run: (run.verdict, run.device)):
         run, *others = group

@@ -31,7 +31,6 @@ LETTERS = {
     "ok": "·", "handed back": "b", "unsupported": "u", "fails": "F", "wrong": "W", "hangs": "H",
     "crashed": "C", "skipped": " ",
 }  # fmt: skip
-JOBS = min(4, HERE.processors())
 
 
 def words(name: str, text: str, **more: Any) -> Callable[[output.FC], output.FC]:
@@ -59,7 +58,7 @@ def words(name: str, text: str, **more: Any) -> Callable[[output.FC], output.FC]
     help="Limit of samples of an op in one dtype.",
 )
 @output.seconds_option(" of the search; reductions come after it", None)
-@output.jobs_option(True, JOBS)
+@output.jobs_option(True, min(4, HERE.processors()))
 @click.option(
     "--call-seconds",
     type=output.TIME_LIMIT,
