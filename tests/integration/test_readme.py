@@ -88,8 +88,8 @@ def test_the_configuration_shown_is_one_that_is_read() -> None:
 
     for text in blocks("toml"):
         table = tomllib.loads(text)["tool"]["minidbg"]
-        assert set(table.pop("watch", {})) <= set(watching.WATCH_CONVERTERS)
-        assert set(table) <= set(settings.CONVERTERS)
+        assert set(table.pop("watch", {})) <= set(watching.WatchSettings.__dataclass_fields__.keys())
+        assert set(table) <= settings.Settings.__dataclass_fields__.keys()
 
 
 def test_the_readme_is_short_and_names_every_topic() -> None:
