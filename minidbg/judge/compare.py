@@ -9,10 +9,10 @@ where the one before has not explained the difference:
    absolute tolerance there is for values of size 1: it shrinks with the largest value of the leaf.
    What other leaves hold says nothing.
 2. ``Tag.FLOAT64``: the program in float64. Eager's distance from it is eager's own error, and the
-   compiled result may be ten times as far at one element, two or three times as far in the root
-   mean square. An element whose own error is a thousand times smaller excuses nothing and is
-   excused by nothing: a mask of -1e9 has rounding errors of 64. Where eager is off by
-   a few roundings of each element, a small one is not allowed those of a large one.
+   compiled result may be ten times as far at one element, three times as far in the root mean
+   square (ten times, of a few elements). An element whose own error is a thousand times smaller
+   excuses nothing and is excused by nothing: a mask of -1e9 has rounding errors of 64. Where eager
+   is off by a few roundings of each element, a small one is not allowed those of a large one.
 3. ``Tag.NOISE``: eager with other rounding, since one run may be exact by luck, and a float64
    program has no wider one. How far these runs are from eager is its own error as well.
 4. Where the own error is as large as no rounding error alone is, rounding has decided (which of two
@@ -36,7 +36,7 @@ import torch
 
 from minidbg.core.metrics import Judge
 from minidbg.core.run_spec import BackendRef, RunSpec
-from minidbg.judge.differences import Elements, are_close, largest, wrong_elements
+from minidbg.judge.differences import TOLERANCES, Elements, are_close, largest, wrong_elements
 from minidbg.judge.eager_runs import (
     Eager,
     EagerRuns,
@@ -57,14 +57,6 @@ from minidbg.judge.leaves import (
 )
 from minidbg.judge.metrics import metrics_of
 
-# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative
-# tolerance against float64: a float32 sum of ten million numbers in another order is off by 2e-5.
-TOLERANCES = {
-    torch.float64: (1e-7, 1e-7, 1e-7),
-    torch.float32: (1.3e-6, 1e-5, 3e-5),
-    torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
-    torch.float16: (1e-3, 1e-5, 2e-3),
-}
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 MOST_IN_WORDS = 1 << 24  # elements of which float64 copies are made for a message
 FEW_LEFT_OUT = 3  # leaves that are named one by one

@@ -9,8 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative
+# tolerance against float64: a float32 sum of ten million numbers in another order is off by 2e-5.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5, 3e-5),
+    torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
+    torch.float16: (1e-3, 1e-5, 2e-3),
+}
 # How much farther from float64 than eager's the result may be, as in torch._dynamo.utils.same.
-FACTOR = 3.0  # root mean square over the tensor; there, 2 for large ones in float32
+FACTOR = 3.0  # root mean square over the tensor; torch has 2 for large ones in float32
 FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
 TINY = 10
 FACTOR_PEAK = 10.0  # each element against the worst one like it: a mean hides a single wrong one

@@ -29,15 +29,14 @@ from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.judge import signature as signatures
-from minidbg.torch_internals.devices import is_accelerator
+from minidbg.judge.differences import FACTOR, TOLERANCES
+from minidbg.torch_internals.devices import has_wait
 
 PATTERN_WIDTH = 90
 ALWAYS_REGISTERED = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition")
 PRINTED_TOLERANCES = {
-    "float64": (1e-7, 1e-7),
-    "float32": (3e-5, 1e-5),
-    "bfloat16": (3.2e-2, 1e-5),
-    "float16": (2e-3, 1e-5),
+    str(dtype).removeprefix("torch."): (relative, absolute)
+    for dtype, (_, absolute, relative) in TOLERANCES.items()
 }
 """Relative and absolute, by dtype name: the judge's against float64, whose noise the lines add."""
 VALUES = ("float", "nan", "inf", "integer", "bool")
@@ -96,6 +95,7 @@ class ScriptJudge:
         self.judge = judge.text if judge else ""
         self.judged = lines_of(judge) if judge else []
         self.has_custom_layout = self.compares_values and has_custom_layout(case.inputs)
+        self.factor = f"{FACTOR:g}"
 
     def refuse(self, case: Case) -> None:
         if self.leaf and (self.category not in CATEGORIES or self.leaf not in LEAVES):
@@ -148,7 +148,7 @@ class ScriptJudge:
     @property
     def waits(self) -> bool:
         late = self.kind.traits.dies or self.kind.traits.raises_when_run
-        return late and is_accelerator(self.spec.device)
+        return late and has_wait(self.spec.device)
 
     # --- the model, eager and compiled
 

@@ -112,6 +112,11 @@ def call(device: torch.device | str, name: str, *arguments: Any) -> Any:
     return function(*arguments) if device.type in ONE_DEVICE else function(*arguments, device)
 
 
+def has_wait(device: torch.device | str) -> bool:
+    """Whether kernels of ``device`` may fail after their launch, and something waits for them."""
+    return is_accelerator(device) and hasattr(module_of(torch.device(device).type), "synchronize")
+
+
 def synchronize(values: Iterable[Any]) -> None:
     """Wait until the devices of ``values`` are at rest. Raises errors that came up meanwhile."""
     for device in devices_of(values):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.judge.compare import DEFAULT_SPEC, TOLERANCES, mismatch
-from minidbg.judge.differences import wrong_elements
+from minidbg.judge.compare import DEFAULT_SPEC, mismatch
+from minidbg.judge.differences import TOLERANCES, wrong_elements
 from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import CannotCompare, Leaf, collect_leaves
 
