@@ -111,7 +111,7 @@ print(minidbg.save_repro(lambda x: torch.relu(x.sin()), (torch.ones(3),), plante
 def keys() -> Iterator[str]:
     """What each command with ``--json`` prints of a folder with one repro."""
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "PYTHONPATH": str(TESTS / "planted"), "XDG_CONFIG_HOME": folder}
+        env = {**os.environ, "PYTHONPATH": f"{TESTS / 'planted'}:{TESTS.parent}", "XDG_CONFIG_HOME": folder}
 
         def asked(*words: str) -> str:
             done = subprocess.run(
