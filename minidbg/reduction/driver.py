@@ -163,7 +163,8 @@ def minimize(
     """The smallest part of ``gm`` for which ``fails(gm, inputs)`` is still true.
 
     ``fails`` runs in this process and gets copies of its own, which it may change. ``simplify``
-    goes on with plainer arguments, smaller shapes and plain tensors. ``max_calls`` and ``seconds`` are looked at between calls. ``gm`` and ``inputs``
+    goes on with plainer arguments, smaller shapes and plain tensors, and merges the inputs of a
+    single call. ``max_calls`` and ``seconds`` are looked at between calls. ``gm`` and ``inputs``
     are only read; ``gm`` runs in eager, in the current grad mode, to find the values inside it.
     Raises NotReproduced when ``fails`` is false for the whole of it, MinidbgError when ``inputs``
     do not fit the graph, and what ``fails`` raises.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Hashable, Iterator, Set
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.fx import edit, nested
 from minidbg.fx.edit import alike, is_unpacking
-from minidbg.fx.effects import Mode, is_call, mode_of
+from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
 from minidbg.fx.record import Recording, runs_in_eager
 from minidbg.reduction.search import Candidate, GraphEdit, Search
 
@@ -131,6 +131,25 @@ def drop_elements(search: Search) -> Iterator[None]:
                 else:
                     start += chunk
             chunk //= 2
+
+
+def with_alike_inputs_merged(search: Search) -> Candidate | None:
+    """One input for all of the same shape and dtype, where one call is left: in a larger graph,
+    equal inputs could become the cause, and the calls that had been it could go."""
+    best, values = search.best, search.recording.input_of
+    first: dict[Hashable, fx.Node] = {}
+    stand_ins: dict[fx.Node, fx.Node] = {}
+    for node in search.recording.placeholders if len(best.calls) == 1 else ():
+        if isinstance(values[node], torch.Tensor):
+            kept = first.setdefault(fact_of(values[node]).like, node)
+            if kept is not node:
+                stand_ins[node] = kept
+    if not stand_ins:
+        return None
+    left = [index for index, node in enumerate(search.recording.placeholders) if node not in stand_ins]
+    inputs, tokens = (tuple(of[index] for index in left) for of in (best.inputs, best.tokens))
+    merged = edit.rewritten(best.graph_module, stand_ins=stand_ins)
+    return best.edited(merged, inputs, tokens)
 
 
 def inline_branches(search: Search) -> Iterator[GraphEdit]:

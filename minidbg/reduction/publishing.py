@@ -22,7 +22,7 @@ from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.ranks import on_its_rank
 from minidbg.reduction.result import ReductionResult
-from minidbg.reduction.search import SHOWN, BudgetSpent
+from minidbg.reduction.search import MOST_BYTES_AHEAD, SHOWN, BudgetSpent
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
 from minidbg.torch_internals.devices import place_of
@@ -34,9 +34,6 @@ VERIFY_SECONDS = 120.0
 
 SAID_CHARACTERS = 500
 """Of what a script or a backend said, in a sentence of ours."""
-
-ROOM_BYTES = 1 << 30
-"""Inputs up to which a script may run twice at the same time."""
 
 RUNS_IN_DOUBT = 3
 """Further runs of a script, each in a new interpreter, if one did not show the expected failure."""
@@ -211,7 +208,7 @@ def prove(case: Case, exactness: Exactness, folder: Path, session: Session) -> t
         why = write(case)
         standby = session.standby()
         start = partial(standby.start, [str(draft.absolute())]) if standby else None
-        is_small = bytes_of(tensors_in(case.inputs)) <= ROOM_BYTES
+        is_small = bytes_of(tensors_in(case.inputs)) <= MOST_BYTES_AHEAD
         has_room = place_of(case.inputs) == "cpu" and is_small
         begun = start(seconds=limit()) if start and has_room else None
         fork = oracle.forked_from(case)

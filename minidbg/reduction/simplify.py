@@ -18,6 +18,7 @@ from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx import edit, nested
 from minidbg.fx.effects import FactType, graph_attribute, is_call, tensors_in
 from minidbg.fx.record import EagerFailure, Recording
+from minidbg.reduction.edits import with_alike_inputs_merged
 from minidbg.reduction.search import (
     ArgumentPlace,
     BudgetSpent,
@@ -388,6 +389,7 @@ SIMPLIFYING: tuple[tuple[str, Pass], ...] = (
     ("sizes", shrink_sizes),
     ("dtypes", plain_dtypes),
     ("tensors", plain_tensors),
+    ("alike inputs", lambda search: iter([with_alike_inputs_merged])),
 )
 
 # --- all at once ---

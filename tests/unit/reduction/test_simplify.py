@@ -98,8 +98,8 @@ class Owns(torch.nn.Module):
 @pytest.mark.parametrize(
     ("op", "needed", "shapes"),
     [
-        (torch.addcmul, set(), [(1, 1), (1,), (1,)]),
-        (operator.matmul, set(), [(1, 1), (1, 1)]),
+        (torch.addcmul, set(), [(1, 1), (1,)]),
+        (operator.matmul, set(), [(1, 1)]),
         (torch.addcmul, {"scale"}, [(1, 1), (1,)]),
         (torch.addcmul, {"scale", "shift"}, [(1, 1)]),
         (operator.matmul, {"weight"}, [(1, 6)]),
