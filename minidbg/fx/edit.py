@@ -1,7 +1,7 @@
 """Smaller graphs out of larger ones: keep some nodes; recorded values stand where the others were.
 
 ``extract`` gives a ``Piece``: a new GraphModule and an input per placeholder. No edit changes its
-argument. Names of nodes stay, so that they can be followed through a reduction; so does their meta.
+argument. Node names stay, so that a node can be followed through a reduction; so does ``node.meta``.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def extract(
     outputs: Set[fx.Node] | None = None,
     without_modes: Set[fx.Node] = frozenset(),
     passed_through: bool = False,
+    bypass: bool = False,
     stand_ins: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
     without: Set[fx.Node] = frozenset(),
     whole_tuples: bool = False,
@@ -83,7 +84,8 @@ def extract(
 
     ``outputs``: which original outputs stay so, all by default; unused kept nodes become outputs.
     ``without_modes``: mode changes around kept nodes that do not stay: blocks entered, settings
-    made. ``passed_through``: whether inputs that were outputs stay so. ``stand_ins``: values that
+    made. ``passed_through``: whether inputs that were outputs stay so. ``bypass``: whether a kept
+    value stands for each dropped one of the same shape computed from it. ``stand_ins``: values that
     stand where dropped ones were. ``without``: inputs to take out of lists; None stands where one
     was a whole argument. ``returns_writes``: whether a graph that only writes returns its last
     write, where the whole returns anything.
@@ -91,9 +93,18 @@ def extract(
     facts, index, storages = recording.facts, recording.index, recording.storages
     keep = without_orphans(recording, keep, stand_ins.values(), whole_tuples=whole_tuples)
     calls = dict.fromkeys(with_modes(recording, keep, without_modes))
-    stand_ins = {node: other for node, other in stand_ins.items() if node not in calls}
+    instead: dict[fx.Node, fx.Node] = {}
+    for node in recording.nodes if bypass or stand_ins else ():  # one may stand for another
+        if node in calls or not is_call(node):
+            continue
+        if node in stand_ins:
+            instead[node] = instead.get(stand_ins[node], stand_ins[node])
+        elif bypass:
+            similar = (other for other in node.all_input_nodes if alike(facts, other, node))
+            ends = (instead.get(other, other) for other in similar)
+            instead[node] = next(filter(calls.__contains__, ends), node)
     takes = {
-        node: [stand_ins.get(taken, taken) for taken in node.all_input_nodes if taken not in without]
+        node: [instead.get(taken, taken) for taken in node.all_input_nodes if taken not in without]
         for node in calls
     }
 
@@ -126,7 +137,7 @@ def extract(
         if node.op == "placeholder":
             passed = passed_through and node not in without
         else:
-            node = stand_ins.get(node, node)
+            node = instead.get(node, node)
             passed = node in calls
         if passed and node not in returned:
             returned.append(node)
@@ -174,13 +185,12 @@ def extract(
             *(torch_internals.symbols_in(node.meta.get("example_value")) for node in taken)
         )
         for node, size in examples.items():
-            is_size = isinstance(size, torch.SymInt)
-            if is_size and not symbols.isdisjoint(torch_internals.symbols_in(size)):
+            if isinstance(size, torch.SymInt) and not symbols.isdisjoint(torch_internals.symbols_in(size)):
                 placeholders[node] = None
 
-    faithful = not (stand_ins or without or without_modes or recording.writing)
+    faithful = not (bypass or stand_ins or without or without_modes or recording.writing)
     ordered = sorted(placeholders, key=index.__getitem__)
-    made = build(recording, calls, stand_ins, without, ordered, lifted, attributes, returned, unpacked)
+    made = build(recording, calls, instead, without, ordered, lifted, attributes, returned, unpacked)
     try:
         whole = recording.values([(at, node) for (node, _, _), at in lifted.items()])
     except EagerFailure as failure:
@@ -196,7 +206,7 @@ def extract(
 def build(
     recording: Recording,
     calls: Mapping[fx.Node, None],
-    stand_ins: Mapping[fx.Node, fx.Node],
+    instead: Mapping[fx.Node, fx.Node],
     without: Set[fx.Node],
     placeholders: Sequence[fx.Node],
     lifted: Iterable[PieceKey],
@@ -206,13 +216,13 @@ def build(
 ) -> fx.GraphModule:
     """The graph of ``calls``, in order, of ``placeholders`` and recorded values that are ``lifted``
     to inputs, and of ``attributes``; it returns values, and of ``unpacked`` tuples one part.
-    ``stand_ins`` stand where dropped nodes were."""
+    ``instead`` has what stands for each dropped node."""
     graph, facts = fx.Graph(), recording.facts
     new, parts = dict[fx.Node, fx.Node](), dict[PieceKey, fx.Node]()
 
     def argument(node: fx.Node, position: int) -> Any:
         """What stands for ``node`` as an argument of the kept node at ``position``."""
-        node = stand_ins.get(node, node)
+        node = instead.get(node, node)
         if node in calls or node.op == "get_attr":
             return new[node]
         dropped = dropped_writes(recording, calls, node, position)
@@ -351,7 +361,7 @@ def with_attributes_lifted(graph_module: fx.GraphModule, paths: Sequence[str]) -
         for other in others:
             other.replace_all_uses_with(node)
             graph.erase_node(other)
-        next(other for other in graph.nodes if other.op != "placeholder").prepend(node)
+        next(one for one in graph.nodes if one.op != "placeholder").prepend(node)
         node.op, node.target = "placeholder", node.name
     return torch_internals.lazy_graph_module(graph_module, graph)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import fx
 
@@ -44,15 +44,15 @@ class Subsets:
         self.units = units_of(self.recording)
         self.unit_of = {node: number for number, unit in enumerate(self.units) for node in unit}
 
-    def fails(self, chosen: Iterable[int]) -> bool:
+    def fails(self, chosen: Iterable[int], **how: Any) -> bool:
         """Whether just these units fail in the same way; presumed not, when more than these passed."""
         keep = {node for number in chosen for node in self.units[number]}
         names = {node.name for node in keep}
-        if not keep or any(names <= passed for passed in self.search.passing):
+        if not keep or (not how and any(names <= passed for passed in self.search.passing)):
             return False
-        candidate = self.search.cut(keep, out_of=(self.base, self.recording))
+        candidate = self.search.cut(keep, out_of=(self.base, self.recording), **how)
         verdict = self.search.answer(candidate) if candidate else Verdict.INVALID
-        if verdict is Verdict.GONE:
+        if verdict is Verdict.GONE and not how:
             self.search.passing.append(names)
         return verdict in SHOWN
 
@@ -123,12 +123,12 @@ def follow_suspects(search: Search) -> None:
         search.followed = frames
         search.phase = "suspects"
         subsets = Subsets(search)
-        any(map(subsets.fails, guesses(subsets, frames)))
+        any(subsets.fails(units, **how) for units, how in guesses(subsets, frames))
     search.phase = phase
 
 
-def guesses(subsets: Subsets, frames: Suspects) -> Iterator[Sequence[int]]:
-    """Units that may be all that the failure needs, likeliest first.
+def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int], dict[str, Any]]]:
+    """Units that may be all that the failure needs, likeliest first, and how they are cut out.
 
     What each frame names, innermost first; what the text names; then more and more around these.
     Of a failure at run time the frame names the op that noticed. What runs after it cannot be the
@@ -151,10 +151,14 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[Sequence[int]]:
         by_frame.append(with_makers(subsets, units))
     apart = [units for units in named if not {*units} & {*named[0]}]
     # two ops that a compiler wants to join
-    by_frame.append(with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else [])
+    joined = with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else []
+    by_frame.append(joined)
     if search.steps and len(subsets.units) <= FEW_UNITS:
         # of these, which frames have led to, most are needed
-        yield from (units for units in by_frame if half < len(units) < len(subsets.units))
+        worth = [units for units in by_frame if half < len(units) < len(subsets.units)]
+        yield from ((units, {}) for units in worth)
+        if joined in worth:
+            yield joined, {"bypass": True}
         return
 
     by_op = [number for number, op in enumerate(ops) if op in words]
@@ -169,12 +173,12 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[Sequence[int]]:
         for steps in (SLICES if at_run_time else DISTANCES)
         if named
     )
-    yield from (units for units in itertools.chain(by_frame, by_text, around) if len(units) <= half)
+    yield from ((units, {}) for units in itertools.chain(by_frame, by_text, around) if len(units) <= half)
     if not search.steps and len(suspects) <= half:
         for steps in DISTANCES:
             wider = neighbourhood(subsets, suspects, steps)
             if len(wider) < len(subsets.units):
-                yield wider
+                yield wider, {}
 
 
 def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:

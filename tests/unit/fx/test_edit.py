@@ -66,6 +66,11 @@ def test_numbers_and_sizes_become_constants() -> None:
     assert body(piece)[1] == "view = x.view(4, 2)"
 
 
+def test_bypass_puts_a_kept_value_of_the_same_shape_in_the_place_of_a_dropped_one() -> None:
+    piece = cut(recorded(chain, torch.ones(3)), "sin", "tanh", bypass=True)
+    assert body(piece)[1:] == ["sin = x.sin()", "tanh = sin.tanh()", "return (tanh,)"]
+
+
 def test_stand_in_takes_the_place_of_one_node() -> None:
     recording = recorded(chain, torch.ones(3))
     (cos,), (x,) = nodes(recording, "cos"), nodes(recording, "x")
