@@ -35,7 +35,7 @@ REFUSED = Outcome(Verdict.INVALID, reason="eager takes no such graph")
 BATCH = 4
 """Edits that are drawn from the passes at once, always: what a pass sees when it goes on, and so
 the result, is the same for any number of jobs and any speed."""
-WORTH_ASKING_BESIDE_S = 0.5
+WORTH_ASKING_BESIDE_S = 0.2
 """Seconds of a question from which on it pays to ask what comes after it at the same time."""
 MOST_BYTES_AHEAD = 256 << 20
 """Of a question's inputs: two at the same time take twice the memory."""
