@@ -19,6 +19,8 @@ import psutil
 from support.toy_repros import BROKEN, WORKS, WRONG, Checkout, script
 from support.watch_driver import Event, WatchProcess
 
+from minidbg.history import HISTORY_FILE, History
+
 OTHERWISE = "def {op}(value):\n    raise TypeError('{op} fails in another way')\n"
 CRASHES = "def {op}(value):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
 NO_PYTHON = "def {op}(value:\n"
@@ -135,8 +137,15 @@ class Desk(Checkout):
             time.sleep(0.02)
 
     def kill_once_told(self, **fields: object) -> None:
-        """``kill -9``, as soon as a flip with these fields is told; its children must end by themselves."""
+        """``kill -9``, as soon as a flip with these fields is told, and known to be; its children must end by themselves."""
         self.running.wait_for_event("flip", since=self.mark, **fields)
+        until = time.monotonic() + 20
+        with History(self.repros / ".minidbg" / HISTORY_FILE, readonly=True) as history:
+            while not history.flips(
+                announced=True
+            ):  # killed before, the next daemon tells it again: rather twice than never
+                assert time.monotonic() < until
+                time.sleep(0.02)
         family = psutil.Process(self.running.process.pid).children(recursive=True)
         self.running.stop(signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=20)
