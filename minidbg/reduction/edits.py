@@ -201,10 +201,10 @@ def drop_nested_nodes(search: Search) -> Iterator[GraphEdit]:
 
 def _without_inner_modes(search: Search, route: nested.Route) -> Candidate | None:
     branch = dict(nested.all_graphs(search.best.graph_module)).get(route)
-    changes = {node for node in branch.graph.nodes if mode_of(node) is Mode.GRAD} if branch else {}
+    changes = {node for node in branch.graph.nodes if mode_of(node) is Mode.GRAD} if branch else None
     if branch is None or not changes:
         return None
-    plain = edit.rewritten(branch, without=set(changes))
+    plain = edit.rewritten(branch, without=changes)
     return _edited(search, nested.with_level(search.best.graph_module, route, plain))
 
 

@@ -44,8 +44,9 @@ def issue(
 ) -> tuple[str, str, bool]:
     """The bug report for ``details``: title, Markdown, and whether the failure was seen again.
 
-    ``run`` runs the script and the stages of compiling, a fresh process each. ``keep_private`` leaves paths and names as they are. ``versions`` runs
-    ``torch.utils.collect_env``. ``note`` hears what is run.
+    ``run`` runs the script and the stages of compiling, a fresh process each. ``keep_private``
+    leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``. ``note``
+    hears what is run.
     """
     logs, ran = logs_of(details, run=run)
     ablation = None
