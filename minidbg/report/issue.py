@@ -44,9 +44,8 @@ def issue(
 ) -> tuple[str, str, bool]:
     """The bug report for ``details``: title, Markdown, and whether the failure was seen again.
 
-    ``run`` runs the script and the stages of compiling, a fresh process each. ``keep_private``
-    leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``. ``note``
-    hears what is run.
+    ``run`` runs the script and the stages of compiling, ``versions`` ``torch.utils.collect_env``,
+    each a fresh process; ``keep_private`` leaves paths and names. ``note`` hears what is run.
     """
     logs, ran = logs_of(details, run=run)
     ablation = None
