@@ -8,6 +8,7 @@ import logging
 import signal
 import traceback
 from collections.abc import Callable, Iterator
+from textwrap import shorten
 from typing import Any
 
 
@@ -21,8 +22,9 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line_of(error: BaseException) -> str:
-    """``ValueError: no kernel``: its class, and the first line of its text."""
-    return f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}".rstrip(": ")
+    """``ValueError: no kernel``: its class, and the first line of its text, cut between words."""
+    line = f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}".rstrip(": ")
+    return shorten(line, 300, placeholder=" ...")
 
 
 def attribute_of(error: BaseException, name: str) -> Any:

@@ -22,7 +22,7 @@ from minidbg.core.text import last_json, last_phase, signal_name
 from minidbg.judge.signature import CALLS_BACKEND, CARRIERS, failure
 from minidbg.workers import Ended
 
-STDERR_KEPT = 4000
+STDERR_KEPT = 12_000  # a stack of a hundred frames begins with the innermost
 
 
 def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float) -> Outcome:

@@ -101,7 +101,7 @@ class EagerRuns:
         except Exception as error:  # whatever an op says
             if is_of_a_signal_handler(error):
                 raise
-            said = first_line_of(error)[:200]
+            said = first_line_of(error)
             self.failed[tag] = f"{tag}, which might explain it, fails: {said}"
 
     def leaf(self, tag: Tag, where: str, like: torch.Tensor | None = None) -> Any:
@@ -208,7 +208,7 @@ def run_of(eager: Eager, *change: Any, **seed: int) -> Leaves:
         except Exception as error:
             if is_out_of_memory(error):
                 what = "memory does not suffice for a run of eager that might explain a difference"
-                raise CannotCompare(f"{what}: {first_line_of(error)[:200]}") from error
+                raise CannotCompare(f"{what}: {first_line_of(error)}") from error
             raise
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -56,8 +57,6 @@ DONE_FILE = "done.json"
 """What the last reduction in a folder ended with, as ``ReductionResult.to_json``."""
 OTHERS_KEPT = 5
 """Other failures of one reduction that are kept as captures."""
-OTHERS_CHARACTERS = 100
-"""Of what such a failure said, in the result's line."""
 
 
 def reduce_and_publish(
@@ -180,7 +179,7 @@ def keep_others(folder: Path, session: Session) -> tuple[tuple[str, str], ...]:
     for case, outcome in list(session.others.values())[:OTHERS_KEPT]:
         with contextlib.suppress(OSError, MinidbgError):
             path = repro.keep_capture(with_failure(case, outcome), folder, value_limit_bytes=limit)
-            kept.append((outcome.message.partition("\n")[0][:OTHERS_CHARACTERS], str(path)))
+            kept.append((shorten(outcome.message.partition("\n")[0], 100, placeholder=" ..."), str(path)))
     return tuple(kept)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.core.foreign import fence, is_of_a_signal_handler, message_of
+from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction
 from minidbg.core.run_spec import BackendRef, CompiledFn, Level, RunSpec
@@ -415,11 +415,10 @@ class GraphState:
         """Say once that a backend has failed and what the program goes on with."""
         later = [*(link.name for link in self.links[self.position + 1 :]), "eager"]
         handle.log.warning(
-            "minidbg: %s %s a graph (%s: %s); going on with %s. %s",
+            "minidbg: %s %s a graph (%s); going on with %s. %s",
             failure.link.name,
             failure.kind.traits.warning,
-            type(failure.error).__name__,
-            message_of(failure.error).strip().partition("\n")[0][:200],
+            first_line_of(failure.error),
             then or later[0],
             report.line,
         )

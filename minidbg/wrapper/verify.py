@@ -221,7 +221,7 @@ class Verification:
         except Exception as error:
             if is_of_a_signal_handler(error) or is_out_of_memory(error):
                 raise
-            raise EagerRefuses(f"eager raises {first_line_of(error)[:300]}") from error
+            raise EagerRefuses(f"eager raises {first_line_of(error)}") from error
         moved = not same_states(inside.generators, generator_states(inside.inputs))
         return left, moved and may_draw(inside.graph)
 
@@ -344,4 +344,4 @@ def quiet() -> Iterator[None]:
 def reason_of(trouble: Exception) -> str:
     if is_out_of_memory(trouble):
         return "memory ran out while eager ran beside the backend"
-    return message_of(trouble) if isinstance(trouble, CannotCompare) else first_line_of(trouble)[:300]
+    return message_of(trouble) if isinstance(trouble, CannotCompare) else first_line_of(trouble)

@@ -39,22 +39,13 @@ def draws(device):
     return function, (torch.randn(4), torch.randn(8, 4, device=device))
 
 
-def indexed(device):
-    """Whole numbers that a stand-in would get wrong."""
-
-    def function(x, index):
-        return torch.nn.functional.gelu(torch.relu(x)[index]) * 2
-
-    return function, (torch.randn(8, 4, device=device), torch.tensor([7, 0, 5], device=device))
-
-
 def generators(device):
     return [torch.get_rng_state(), torch.get_device_module(device).get_rng_state(device)]
 
 
 if __name__ == "__main__":
     device, what = (*sys.argv[1:], "plain")[:2]
-    function, inputs = {"plain": plain, "mixed": mixed, "draws": draws, "indexed": indexed}[what](device)
+    function, inputs = {"plain": plain, "mixed": mixed, "draws": draws}[what](device)
     states = generators(device)
     with contextlib.suppress(torch.OutOfMemoryError):
         function(*inputs)

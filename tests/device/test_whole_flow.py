@@ -138,13 +138,6 @@ def test_a_device_in_error_is_captured_and_the_next_question_gets_a_fresh_proces
 
 
 @only_stand_in
-def test_small_and_whole_numbers_of_a_device_in_error_are_known_from_before(run: Run, tmp_path: Path) -> None:
-    run(HERE / "program.py", "acme:0", "indexed", bug="broken:gelu")
-    (capture,) = (tmp_path / "minidbg_repros/.minidbg/captures").glob("*.py")
-    assert "[7, 0, 5]" in capture.read_text()
-
-
-@only_stand_in
 def test_memory_that_runs_out_on_one_device_leaves_the_other_alone(run: Run) -> None:
     small = run(HERE / "program.py", "acme:1", ACME_LIMIT="300")
     assert "not reduced at once: out of memory" in small.stdout, small.stdout + small.stderr

@@ -37,7 +37,7 @@ def attributes():
         for key, value in list(vars(module).items()):
             if not isinstance(value, types.ModuleType):
                 yield f"{name}.{key}", id(value)
-            if type(value) in (dict, list, set) and key != "__builtins__":
+            if type(value) in (dict, list, set) and key not in ("__builtins__", "_builtin_table"):  # of operators that were looked up
                 yield f"len({name}.{key})", len(value)
             if isinstance(value, type) and value.__module__.startswith("torch"):
                 yield from ((f"{name}.{key}.{one}", id(bound)) for one, bound in vars(value).items())

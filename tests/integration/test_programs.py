@@ -24,6 +24,12 @@ NEEDED = {
 """Libraries that are no dependency of the tests; ``pip install -e ".[field]"`` brings them."""
 
 
+AGREES = r"minidbg: (no backend failed \(wrapped: |\d+ graphs? agrees? with eager(, \d+ graphs? compiled and never called)?$)"
+NOT_JUDGED = r"(a part of a graph is not verified|\d+ graphs? verified in part): .* (draws|random numbers)"
+SUMMARY = rf"{AGREES}|minidbg: ({NOT_JUDGED}|\d+ recompilations?$|\d+ of them of )"
+"""A healthy program is told that all agrees, what its own random numbers leave unjudged, and how often dynamo compiled again."""
+
+
 def each_program() -> Iterator[object]:
     yield from sorted({path.stem for path in PROGRAMS.glob("*.py")} - {"results", "field_models"})
 
@@ -48,8 +54,5 @@ def test_program_ends_with_the_same_bits_and_in_silence(tmp_path: Path, program:
     assert len(under) > 1
     assert under == alone
     own = [line for line in said.splitlines() if line.startswith("minidbg: ")]
-    assert len(own) == 2, "\n".join(own)
-    assert re.match(r"minidbg: no backend failed \(wrapped: ", own[0]), own[0]
-    assert re.match(
-        r"minidbg: \d+ graphs? agrees? with eager(, \d+ graphs? compiled and never called)?$", own[1]
-    ), own[1]
+    assert [line for line in own if not re.match(SUMMARY, line)] == []
+    assert sum(bool(re.match(AGREES, line)) for line in own) == 2, "\n".join(own)

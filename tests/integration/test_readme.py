@@ -167,6 +167,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, text in files().items():
         (folder / name).write_text(text)
     (folder / "train.py").write_text(TRAIN)
+    assert run("python net.py", folder).returncode == 0
     done = run("python model.py", folder)
     assert done.returncode == 1
     (folder / "stderr.txt").write_text(done.stderr)

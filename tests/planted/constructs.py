@@ -150,7 +150,7 @@ def pushed_forward(x: Tensor) -> Any:
 
 
 def forward_jacobian(x: Tensor) -> Tensor:
-    return torch.func.jacfwd(torch.relu)(x[0].exp()).tan() + torch.vmap(torch.sinh)(x)
+    return torch.func.jacfwd(torch.sigmoid)(x[0].exp()).tan() + torch.vmap(torch.sinh)(x)
 
 
 def forward_over_reverse(x: Tensor) -> Any:
@@ -194,7 +194,7 @@ HIGHER_ORDER = [
     Construct("in_a_score", scored, heads, raises_on("flex_attention", "relu")),
     Construct("jvp", pushed_forward, square, raises_on("relu")),
     Construct(
-        "jacfwd", forward_jacobian, square, raises_on("relu"),
+        "jacfwd", forward_jacobian, square, raises_on("sigmoid"),
     ),
     Construct(
         "jvp_of_grad", forward_over_reverse, square, raises_on("relu"),

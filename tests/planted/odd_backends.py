@@ -29,6 +29,21 @@ def fails_by_option(
     return gm.forward
 
 
+class Compiler:
+    """An instance that is called as a backend."""
+
+    def __init__(self, level: int = 0) -> None:
+        self.level = level
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        if self.level and has(gm, "relu"):
+            raise NotSupported(f"relu at level {self.level}")
+        return gm.forward
+
+
+compiler = Compiler(3)
+
+
 class OneError(Exception):
     """Without a message."""
 

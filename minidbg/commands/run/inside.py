@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minidbg.core import environment
-from minidbg.core.foreign import message_of
+from minidbg.core.foreign import first_line_of
 
 READ_BY_TORCH = re.compile(r"(PYTORCH|TORCH(?!ELASTIC|_NCCL)|TRITON)(?!.*_CACHE_DIR)")
 """Names of variables that torch's compiler reads when it is imported; not a rank's own."""
@@ -110,10 +110,9 @@ def wrapped(backend: Any) -> Any:
 
 def listener(failure: Failure, report: Report) -> None:
     """Pass on what became of a failure, for the summary."""
-    said = message_of(failure.error).strip().partition("\n")[0][:200]
     log_event({
         "event": "failure", "backend": failure.link.name, "kind": str(failure.kind),
-        "said": f"{type(failure.error).__name__}: {said}", "line": report.line,
+        "said": first_line_of(failure.error), "line": report.line,
         "path": str(report.path) if report.path else None,
         "capture": str(report.capture) if report.capture else None,
     })  # fmt: skip
