@@ -125,7 +125,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "largest": lambda value: differences.largest(value) if _are_plain(value, value) else None,
     "clone": cloned,
     "bytes": lambda value: copying.bytes_of([value]),
-    "serials": StorageSerials().serials,
+    "serials": StorageSerials().of,
     "describe": described,
     "real_value": lambda value: described(real_value(value, 0)),
     "keep": lambda value: rollback.keep([value], [0], [], limit_bytes=1 << 30).restore(),

@@ -78,43 +78,21 @@ def ExecutedScript(*parts):
     return parts
 
 
-def main(script, say, *, one_op=False, child=False):
+def main(script, say, *, one_op=False):
     if one_op:
         say(json.dumps(on_one_op()))
         return 0
-    if EXPECTED["kind"] in ("crash", "hang") and not child:
-        return in_child(say)
-    found = judge(lambda phase: child and say(f"phase {{phase}}"))
+    dies = EXPECTED["kind"] in ("crash", "hang")
+    found = judge(lambda phase: dies and say(f"phase {{phase}}"))
     say(json.dumps({{**found, "repro": __file__, "backend": "toy", "torch": ""}}))
     return {{"gone": 0, "reproduces": 1, "changed": 3, "skipped": 125}}[found["verdict"]]
 
 
 if __name__ == "__main__":
-    sys.exit(main(None, lambda text: print(text, flush=True), child="--child" in sys.argv))
+    sys.exit(main(None, lambda text: print(text, flush=True)))
 import minidbg.judge
 
 minidbg.judge.script = sys.modules["minidbg.judge.script"] = sys.modules[__name__]
-"""
-
-CRASHES = """
-def in_child(say):
-    import signal, subprocess
-    limit = {limit}
-    try:
-        done = subprocess.run([sys.executable, __file__, "--child"], capture_output=True, text=True, timeout=limit)
-        died, hung = done.returncode < 0, False
-    except subprocess.TimeoutExpired:
-        died, hung = False, True
-    if not (died or hung):
-        found = json.loads(done.stdout.splitlines()[-1])
-    else:
-        kind = "hang" if hung else "crash"
-        verdict = "reproduces" if kind == EXPECTED["kind"] else {{"hang": "timeout", "crash": "crashed"}}[kind]
-        found = outcome(verdict, {{"kind": kind, "direction": "forward"}})
-    say(json.dumps(found))
-    return {{"gone": 0, "reproduces": 1}}.get(found["verdict"], 3)
-
-
 """
 
 
@@ -133,11 +111,7 @@ def script(
     if time_limit_s is not None:
         header = header.replace("# nodes = 1\n", f"# nodes = 1\n# time_limit_s = {time_limit_s}\n")
     expected = {"kind": kind, "types": [types], "message": message}
-    body = BODY.format(op=op, kind=kind, expected=expected)
-    if kind in ("crash", "hang"):
-        in_child = CRASHES.format(limit=time_limit_s or 60.0)
-        body = body.replace('if __name__ == "__main__":\n', in_child + 'if __name__ == "__main__":\n')
-    return header + body
+    return header + BODY.format(op=op, kind=kind, expected=expected)
 
 
 WRONG = "def {op}(value):\n    return value + 2\n"
