@@ -74,6 +74,7 @@ def unshared(value: Tensor) -> Tensor:
     return value.detach().clone().requires_grad_(value.requires_grad) if plain else value
 
 
+@torch.inference_mode()  # sparse results of it can be read nowhere else
 def same_bits(one: Any, other: Any) -> bool:
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
         return bool(one is other or one == other or (one != one and other != other))
