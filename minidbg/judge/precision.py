@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from minidbg.fx.copying import clone_values
 from minidbg.judge.undefined import PerturbedEager, within
 from minidbg.torch_internals import devices
+from minidbg.torch_internals.operators import run_in_parts
 from minidbg.torch_internals.tensors import has_plain_memory, in_memory
 
 # Methods that name a float dtype by their own name, and what they are called in float64.
@@ -183,8 +184,7 @@ class RoundingNoise(PerturbedEager):
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if not self.has_begun:
             return super().called(func, name, args, kwargs)
-        made = self.in_parts(func, args, kwargs)
-        if made is not NotImplemented:
+        if (made := run_in_parts(self, func, args, kwargs)) is not NotImplemented:
             return made
         is_exact = name not in ROUNDING.split() and all(map(has_few_bits, args))
         terms = args[TERMS[name]] if name in TERMS and len(args) > TERMS[name] else None

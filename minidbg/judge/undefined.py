@@ -63,7 +63,7 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        made = self.in_parts(func, args, kwargs)
+        made = run_in_parts(self, func, args, kwargs)
         return func(*args, **kwargs) if made is NotImplemented else made
 
     def applied_to(self, value: Any) -> Any:
@@ -71,11 +71,6 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value.forward = self.around(value.forward)
             return value
         return value if isinstance(value, (tuple, list)) else self.around(value)
-
-    def in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an op made of others (seen in inference mode); else NotImplemented."""
-        with self:
-            return run_in_parts(func, args, kwargs)
 
 
 TAGGED = ("aten", "prims", "prim")

@@ -128,7 +128,7 @@ def is_serializable_callable(compiled_fn: Any) -> bool:
     return module is not None and isinstance(compiled_fn, module.SerializableCallable)
 
 
-@private
+@private_or(lambda: False)
 def in_a_backend() -> bool:
     return torch._guards.TracingContext.try_get() is not None and not in_backward()
 

@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverloadPacket
 from torch._ops import OpOverload as OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+from torch.overrides import enable_reentrant_dispatch
 
 from minidbg.core.errors import CannotWrite
 from minidbg.torch_internals.private_names import nothing_around, private, private_or
@@ -69,15 +70,18 @@ def tags_of_operators(name: str) -> set[torch.Tag] | None:
     return {tag for overload in overloads for tag in overload.tags} if overloads else None
 
 
-@private_or(lambda func, args, kwargs: NotImplemented)
-def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of an operator eager makes of others; NotImplemented where it has its own kernel.
-    ``func.decompose()`` prefers torch's Python decomposition, which compilers use: its bugs are
-    theirs."""
+@private_or(lambda mode, func, args, kwargs: NotImplemented)
+def run_in_parts(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operator eager makes of others (seen in inference mode), each of them by
+    ``mode``; NotImplemented where it has its own kernel. Called whole in a mode's handler, they
+    take a conjugate tensor for a plain one. ``func.decompose()`` prefers torch's Python
+    decomposition, which compilers use: its bugs are theirs."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if not isinstance(func, OpOverload) or not has_kernel(func._name, key):
         return NotImplemented
-    return func._op_dk(key, *args, **kwargs)
+    with mode, enable_reentrant_dispatch():
+        return func._op_dk(key, *args, **kwargs)
 
 
 @private_or(lambda target: True)

@@ -37,6 +37,7 @@ from minidbg.fx.ranks import collective_name, rank_note
 from minidbg.repro import Exactness, Form, crash_records, render
 from minidbg.repro.crash_records import RecordName, Step
 from minidbg.repro.folder import as_safetensors
+from minidbg.torch_internals.operators import run_in_parts
 from minidbg.wrapper.capture import case_of_call
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.process import PROCESS
@@ -171,16 +172,16 @@ class Collectives(torch_internals.TorchDispatchMode):  # type: ignore[no-untyped
         self.begun = False
         """Whether a collective has taken place, so that the call cannot be made again."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a wrapper first: what it does inside comes by here again
+        kwargs = kwargs or {}
         if collective_name(func) is None:
-            return func(*args, **(kwargs or {}))
+            made = run_in_parts(self, func, args, kwargs)
+            return func(*args, **kwargs) if made is NotImplemented else made
         self.begun = True
         self.record.move(Step.WAITING)
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         self.record.move(Step.RUN)
         return result
 

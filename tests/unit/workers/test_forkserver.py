@@ -155,7 +155,7 @@ def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks() -> None:
     program = """
         import os, sys
         from minidbg.core.environment import FORKABLE
-        os.environ.update(FORKABLE.put_in)
+        os.environ.update(FORKABLE)
         import torch
         torch.cuda._device_count_nvml = lambda: 1  # as where a GPU is; CUDA itself would not start here
         from minidbg import torch_internals

@@ -83,3 +83,15 @@ def test_a_graph_that_talks_to_other_ranks_is_not_verified_and_says_so(
 ) -> None:
     compiled(wrong_results.wrong_relu, tmp_path)(X)
     assert "a graph is not verified: it talks to other ranks (all_reduce_default)" in caplog.text
+
+
+def test_a_rank_in_inference_mode_computes_what_it_does_alone(tmp_path: Path) -> None:
+    """An operator that eager makes of others makes conjugate tensors, which a mode that calls it whole does not see."""
+    graph_module, x = graph_of_a_sum(), torch.randn(4, 6)
+    (doubled,) = graph_module.graph.find_nodes(op="call_function", target=torch.mul)
+    doubled.target, doubled.args = torch.fft.hfft2, (doubled.args[0],)
+    graph_module.recompile()
+    with torch.inference_mode():
+        wrapped = minidbg.wrap(lambda gm, _: lambda *args: gm(*args), repro_dir=tmp_path)
+        (found,) = wrapped(graph_module, [x])(x)
+        assert torch.equal(found, torch.fft.hfft2(x) + 1)
