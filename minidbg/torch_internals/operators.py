@@ -74,14 +74,14 @@ def tags_of_operators(name: str) -> set[torch.Tag] | None:
 def run_in_parts(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operator eager makes of others (seen in inference mode), each of them by
     ``mode``; NotImplemented where it has its own kernel. Called whole in a mode's handler, they
-    take a conjugate tensor for a plain one. ``func.decompose()`` prefers torch's Python
-    decomposition, which compilers use: its bugs are theirs."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if not isinstance(func, OpOverload) or not has_kernel(func._name, key):
+    know no autocast, and take a conjugate tensor for a plain one. ``func.decompose()`` prefers
+    torch's Python decomposition, which compilers use: its bugs are theirs."""
+    keys, has_kernel = torch._C.DispatchKey, torch._C._dispatch_has_kernel_for_dispatch_key
+    whole, views = keys.CompositeImplicitAutograd, torch._C.DispatchKeySet(keys.ADInplaceOrView)
+    if not isinstance(func, OpOverload) or not has_kernel(func._name, whole):
         return NotImplemented
-    with mode, enable_reentrant_dispatch():
-        return func._op_dk(key, *args, **kwargs)
+    with mode, enable_reentrant_dispatch(), torch._C._ExcludeDispatchKeyGuard(views):
+        return func._op_dk(whole, *args, **kwargs)
 
 
 @private_or(lambda target: True)

@@ -85,13 +85,20 @@ def test_a_graph_that_talks_to_other_ranks_is_not_verified_and_says_so(
     assert "a graph is not verified: it talks to other ranks (all_reduce_default)" in caplog.text
 
 
-def test_a_rank_in_inference_mode_computes_what_it_does_alone(tmp_path: Path) -> None:
-    """An operator that eager makes of others makes conjugate tensors, which a mode that calls it whole does not see."""
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_rank_in_inference_mode_computes_what_it_does_alone(autocast: bool, tmp_path: Path) -> None:
+    """In a mode that calls it whole, an operator that eager makes of others knows neither a conjugate tensor nor autocast."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("ij,kj->ik", x, x) if autocast else torch.fft.hfft2(x)
+
     graph_module, x = graph_of_a_sum(), torch.randn(4, 6)
     (doubled,) = graph_module.graph.find_nodes(op="call_function", target=torch.mul)
-    doubled.target, doubled.args = torch.fft.hfft2, (doubled.args[0],)
+    doubled.target, doubled.args = program, (doubled.args[0],)
     graph_module.recompile()
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         wrapped = minidbg.wrap(lambda gm, _: lambda *args: gm(*args), repro_dir=tmp_path)
         (found,) = wrapped(graph_module, [x])(x)
-        assert torch.equal(found, torch.fft.hfft2(x) + 1)
+        expected = program(x) + 1
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
