@@ -113,7 +113,10 @@ class _Cloner:
         clone.requires_grad_()
         return clone if value.is_leaf else self._with_history(clone, value)
 
-    def _on_new_storage(self, value: Tensor) -> Tensor:
+    def _on_new_storage(self, value: Tensor) -> Any:
+        base: Any = value._base  # what AOTAutograd compiles looks for it
+        if id(base) in self._keys and base.dtype == value.dtype and not base.requires_grad:
+            return self.clone(base).as_strided(value.size(), value.stride(), value.storage_offset())
         key = self._keys[id(value)], self._change and value.dtype
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         if key not in self._memories:
@@ -124,7 +127,7 @@ class _Cloner:
         empty = empty if self._change is None else self._change(empty)
         return empty.set_(memory, value.storage_offset(), value.size(), value.stride())
 
-    def _with_history(self, leaf: Tensor, value: Tensor) -> Tensor:
+    def _with_history(self, leaf: Tensor, value: Tensor) -> Any:
         """A tensor like ``leaf``, but no leaf; writable in place unless it shares its storage."""
         with torch.enable_grad():
             if self._members[self._keys[id(value)]] > 1:
@@ -138,9 +141,7 @@ class _Cloner:
             )
             if expanded or not torch_internals.has_plain_memory(leaf):
                 return leaf.view_as(leaf)
-            made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-            memory = _memory_cloned(leaf)
-            return made.set_(memory, leaf.storage_offset(), leaf.size(), leaf.stride()).copy_(leaf)
+            return clone_values([leaf.detach()])[0].copy_(leaf)
 
 
 def _memory_cloned(value: Tensor) -> torch.UntypedStorage:

@@ -101,8 +101,7 @@ class EagerRuns:
         except Exception as error:  # whatever an op says
             if is_of_a_signal_handler(error):
                 raise
-            said = first_line_of(error)
-            self.failed[tag] = f"{tag}, which might explain it, fails: {said}"
+            self.failed[tag] = f"{tag}, which might explain it, fails: {first_line_of(error)}"
 
     def leaf(self, tag: Tag, where: str, like: torch.Tensor | None = None) -> Any:
         run = next(self.members(tag), {})
