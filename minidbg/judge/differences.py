@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative
-# tolerance against float64: a float32 sum of ten million numbers in another order is off by 2e-5.
+# Relative and absolute tolerance against eager (torch.testing.assert_close's), and the relative one
+# against float64, which scripts use: a float32 sum of 1e7 numbers in another order is off by 2e-5.
 TOLERANCES = {
     torch.float64: (1e-7, 1e-7, 1e-7),
     torch.float32: (1.3e-6, 1e-5, 3e-5),
