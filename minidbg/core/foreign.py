@@ -24,7 +24,7 @@ def message_of(error: BaseException) -> str:
 def first_line_of(error: BaseException) -> str:
     """``ValueError: no kernel``: its class, and the first line of its text, cut between words."""
     line = f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}".rstrip(": ")
-    return shorten(line, 300, placeholder=" ...")
+    return shorten(line[:1000], 300, placeholder=" ...")  # a line may hold megabytes
 
 
 def attribute_of(error: BaseException, name: str) -> Any:

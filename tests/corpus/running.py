@@ -177,9 +177,8 @@ def as_text(answer: Mapping[str, Any], folder: Path) -> str:
     return f"{facts_of_text}\n---- {texts}"
 
 
-AT_MOST = {"questions": 1.5, "lines": 1.03}
-"""Figures that may be smaller, or larger by so much, and 2: on a busy machine questions are slow, and more are asked beside them
-(tests/property/test_recorded.py counts without time); a version of torch wraps a line."""
+AT_MOST = {"questions": 2, "lines": 3}
+"""Figures that may be smaller, or larger by so many: a question is asked beside a slow one, a version of torch wraps a line."""
 
 
 SCRIPT = re.compile(r"(?ms)^---- script\n(.*?)(?=^---- |\Z)")
@@ -213,7 +212,7 @@ def difference(row: Row, text: str) -> str:
     changes = list(difflib.unified_diff(*lines, "written down", "now", lineterm="", n=2))[2:]
     for name, more in AT_MOST.items():
         most, now = (int((re.findall(rf"(?m)^{name} = (\d+)$", one) or ["0"])[0]) for one in (expected, text))
-        if now > most * more + 2:
+        if now > most + more:
             changes.insert(0, f"{now} {name}, where {most} were enough")
     return "\n".join([f"== {row.group}/{row.name}", *changes]) if changes else ""
 

@@ -101,6 +101,17 @@ def test_a_clone_is_what_the_value_is_and_shares_what_it_shares_but_no_memory_wi
     assert torch.equal(imaginary, complex_.conj().imag)
 
 
+def test_a_clone_of_a_view_is_a_view_of_the_clone_of_its_base() -> None:
+    """AOTAutograd compiles inputs that share memory by their base, and looks for it at each call."""
+    base = torch.randn(3, 4)
+    for values in ((base, base[1]), (base[1], base)):
+        clones = clone_values(values)
+        (cloned,) = (clone for clone, value in zip(clones, values, strict=True) if value is base)
+        (view,) = (clone for clone in clones if clone is not cloned)
+        assert view._base is cloned
+        assert torch.equal(view, base[1])
+
+
 def test_tuples_are_opened_and_tensors_without_a_plain_storage_are_cloned_too() -> None:
     x, sparse = torch.ones(2), torch.eye(3).to_sparse()
     (clone, nothing), other = clone_values([(x, None), sparse])
