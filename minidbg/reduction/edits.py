@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Iterator, Set
 from functools import partial
 
 import torch
@@ -95,9 +95,8 @@ def _bypasses(search: Search, name: str) -> Iterator[GraphEdit]:
 def _bypassed(search: Search, name: str, by: str) -> Candidate | None:
     node = search.best.call(name)
     source = next((source for source in node.all_input_nodes if source.name == by), None) if node else None
-    if node is None or source is None or not any(map(is_call, node.users)):
-        return None
-    if not alike(search.recording.facts, source, node):
+    facts = search.recording.facts
+    if not (node and source and any(map(is_call, node.users)) and alike(facts, source, node)):
         return None
     return search.cut(set(search.best.calls) - {node}, stand_ins={node: source})
 
@@ -114,36 +113,38 @@ def _without_input(search: Search, name: str) -> Candidate | None:
     return search.cut(without=without) if without else None
 
 
+SHORT_LIST = 3
+"""Elements up to which each goes with its input, so that one that another call takes may stay."""
+
+
 def drop_elements(search: Search) -> Iterator[None]:
-    """Try lists that a call takes together without the same elements of each: half, then fewer.
-    Cost: none without such a call, else about ``log2(length)`` where no element matters."""
+    """Try lists that a call takes together, and long ones, without the same elements of each: half,
+    then fewer. Cost: none without any, else about ``log2(length)`` where no element matters."""
     yield None
     lists = [nested.tensor_lists(node, search.recording.facts) for node in search.best.calls]
-    for length in sorted({one for each in lists for one in each if each.count(one) > 1}, reverse=True):
+    least = {one: 0 if each.count(one) > 1 else SHORT_LIST for each in lists for one in each}
+    for length, few in sorted(least.items(), reverse=True):
         chunk = length // 2
         while chunk:
-            start = 0
-            while start < length > chunk:
+            start, before = 0, length
+            while start < length > max(chunk, few):
                 best, gone = search.best, range(start, min(start + chunk, length))
                 fewer = nested.without_elements(best.graph_module, search.recording.facts, length, {*gone})
                 if search.consider(_edited(search, fewer)) and search.best is not best:
                     length -= len(gone)
                 else:
                     start += chunk
-            chunk //= 2
+            chunk = 0 if few and length == before else chunk // 2
 
 
 def with_alike_inputs_merged(search: Search) -> Candidate | None:
     """One input for all of the same shape and dtype, where one call is left: in a larger graph,
     equal inputs could become the cause, and the calls that had been it could go."""
     best, values = search.best, search.recording.input_of
-    first: dict[Hashable, fx.Node] = {}
-    stand_ins: dict[fx.Node, fx.Node] = {}
-    for node in search.recording.placeholders if len(best.calls) == 1 else ():
-        if isinstance(values[node], torch.Tensor):
-            kept = first.setdefault(fact_of(values[node]).like, node)
-            if kept is not node:
-                stand_ins[node] = kept
+    placeholders = search.recording.placeholders if len(best.calls) == 1 else ()
+    kinds = {node: fact_of(value).like for node in placeholders if torch.is_tensor(value := values[node])}
+    first = {kind: node for node, kind in reversed(kinds.items())}
+    stand_ins = {node: first[kind] for node, kind in kinds.items() if first[kind] is not node}
     if not stand_ins:
         return None
     left = [index for index, node in enumerate(search.recording.placeholders) if node not in stand_ins]
@@ -171,10 +172,9 @@ def _edited(search: Search, graph_module: fx.GraphModule | None) -> Candidate | 
     """A candidate with the inputs of ``best``, without those that the edited graph does not use."""
     if graph_module is None:
         return None
-    graph = graph_module.graph
-    inputs, tokens = [], []
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    for node, value, token in zip(placeholders, search.best.inputs, search.best.tokens, strict=True):
+    graph, inputs, tokens = graph_module.graph, [], []
+    nodes = graph.find_nodes(op="placeholder")
+    for node, value, token in zip(nodes, search.best.inputs, search.best.tokens, strict=True):
         # a symbolic size stays: shapes of other inputs may be made of it
         if node.users or isinstance(node.meta.get("example_value"), torch.SymInt):
             inputs.append(value)

@@ -157,6 +157,22 @@ def test_the_same_element_goes_from_all_lists_at_once(name: str, needed: int | N
     assert result.certified
 
 
+@pytest.mark.parametrize(("needed", "questions"), [(1, 6), (64, 67)])
+def test_a_long_list_goes_by_halves_and_costs_two_questions_where_none_may_go(
+    needed: int, questions: int
+) -> None:
+    inputs = [torch.rand(2, 3) for _ in range(64)]
+    graph_module, values = capture_by_dynamo(lambda *x: torch.stack(x), tuple(inputs))
+
+    def fails(candidate: fx.GraphModule, given: Sequence[Any]) -> bool:
+        return any(
+            node.target is torch.stack and len(node.args[0]) >= needed for node in candidate.graph.nodes
+        )
+
+    result = minimize(graph_module, values, fails)
+    assert (len(result.inputs), result.oracle_calls) == (needed, questions)
+
+
 def test_an_argument_that_has_become_the_cause_stays_as_it_was() -> None:
     """A backend that permutes wrongly, and gets a clamp between other numbers wrong too: that alone is not what the program had."""
 
