@@ -8,8 +8,9 @@ import logging
 import signal
 import traceback
 from collections.abc import Callable, Iterator
-from textwrap import shorten
 from typing import Any
+
+from minidbg.core.text import abridged
 
 
 def message_of(error: BaseException) -> str:
@@ -23,8 +24,8 @@ def message_of(error: BaseException) -> str:
 
 def first_line_of(error: BaseException) -> str:
     """``ValueError: no kernel``: its class, and the first line of its text, cut between words."""
-    line = f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}".rstrip(": ")
-    return shorten(line[:1000], 300, placeholder=" ...")  # a line may hold megabytes
+    line = f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}"
+    return abridged(line.rstrip(": "), 300)
 
 
 def attribute_of(error: BaseException, name: str) -> Any:

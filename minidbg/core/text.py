@@ -26,6 +26,13 @@ def in_one_line(text: str) -> str:
     return printable(text, shown="\t")
 
 
+def abridged(text: str, width: int) -> str:
+    """``text`` in one line, cut between words where it is longer than ``width``."""
+    line = " ".join(text[: 4 * width].split())  # a line may hold megabytes
+    end = line.rfind(" ", width // 2, width - 3)
+    return line if len(line) <= width else f"{line[: end if end > 0 else width - 4]} ..."
+
+
 def last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2].strip()
 

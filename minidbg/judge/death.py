@@ -18,7 +18,7 @@ from dataclasses import replace
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.core.run_spec import RunSpec
-from minidbg.core.text import last_json, last_phase, signal_name
+from minidbg.core.text import abridged, last_json, last_phase, signal_name
 from minidbg.judge.signature import CALLS_BACKEND, CARRIERS, failure
 from minidbg.workers import Ended
 
@@ -55,7 +55,7 @@ def outcome_of_death(ended: Ended, spec: RunSpec, *, tells_phases: bool = True) 
     was_ended = ended.signal is not None or ended.timed_out or ended.out_of_memory
     if not phase and not was_ended:
         last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
-        reason = f"{by} without a verdict{': ' if last else ''}{last}"[:300]
+        reason = abridged(f"{by} without a verdict{': ' if last else ''}{last}", 300)
         verdict = Verdict.SKIPPED if ended.exit_status == 125 else Verdict.INVALID
         return Outcome(verdict, reason=reason, message=tail, seconds=seconds)
     if phase == "eager" or (phase, kind) == ("compare", Kind.HANG) or (tells_phases and not phase):

@@ -18,6 +18,7 @@ from minidbg.core.foreign import first_line_of, is_of_a_signal_handler
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.records import record_of
 from minidbg.core.run_spec import CallPath, RunSpec
+from minidbg.core.text import abridged
 from minidbg.fx.context import entered_modes, patched_config, without_modes
 from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import tensors_in
@@ -371,7 +372,7 @@ def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
 
 
 def brief(error: BaseException) -> str:
-    return first_lines(error).partition("\n")[0][:300]
+    return abridged(first_lines(error).partition("\n")[0], 300)
 
 
 def first_lines(error: BaseException) -> str:

@@ -178,7 +178,8 @@ class Places:
     def of(self, actual: Leaves, outcome: Outcome) -> tuple[str, str]:
         """The devices of the node's results with who ran it there, and what is to be said of it."""
         self.call.close()
-        where = devices_of_outputs(actual)
+        values = tensors_in([leaf.value for leaf in actual.values() if leaf.role == "output"])
+        where = " ".join(dict.fromkeys(str(value.device) for value in values))
         if any(words in outcome.reason for words in (HANDED_BACK, BY_DESIGN)):
             return "eager (handed back)", ""
         if self.fell_back:
@@ -234,11 +235,6 @@ def metrics_of_leaf(where: str, actual: Leaves, expected: Leaves, runs: EagerRun
         return near
     next(runs.members(Tag.AGAIN), None)  # what draws has no float64
     return metrics_of(a, e, runs.leaf(Tag.FLOAT64, where, e))
-
-
-def devices_of_outputs(actual: Leaves) -> str:
-    values = tensors_in([leaf.value for leaf in actual.values() if leaf.role == "output"])
-    return " ".join(dict.fromkeys(str(value.device) for value in values))
 
 
 def status_of_failure(outcome: Outcome) -> Status:

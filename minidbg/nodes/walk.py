@@ -79,8 +79,7 @@ class Asker:
                 waits, data = START_S, b""
                 while True:
                     if not select.select([stream], [], [], waits)[0]:
-                        words = f"no end within {waits:g} s"
-                        yield {"end": words, "status": Status.ERROR}
+                        yield {"end": f"no end within {waits:g} s", "status": Status.ERROR}
                         return
                     piece = stream.read(1 << 16)
                     *whole, data = (data + piece).split(b"\n")
@@ -97,12 +96,10 @@ class Asker:
         if device := oracle.taken_device(self.case, ended):
             raise DeviceInUse(device)
         if ended.error:
-            last = last_line(ended.error)
-            yield {"end": f"a bug in minidbg: {last}", "status": Status.ERROR}
+            yield {"end": f"a bug in minidbg: {last_line(ended.error)}", "status": Status.ERROR}
         elif not ended.answered:
             outcome = outcome_of_death(ended, self.case.spec, tells_phases=False)
-            status = status_of_failure(outcome)
-            yield {"end": why(outcome), "status": status}
+            yield {"end": why(outcome), "status": status_of_failure(outcome)}
 
 
 def node_rows(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -26,7 +25,7 @@ from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, Min
 from minidbg.core.files import LOG_LIMIT_BYTES, read_regular, replace_file
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Context, Level
-from minidbg.core.text import display_path, plural
+from minidbg.core.text import abridged, display_path, plural
 from minidbg.fx.case import Case
 from minidbg.fx.context import entered_modes
 from minidbg.fx.ranks import on_its_rank
@@ -179,7 +178,7 @@ def keep_others(folder: Path, session: Session) -> tuple[tuple[str, str], ...]:
     for case, outcome in list(session.others.values())[:OTHERS_KEPT]:
         with contextlib.suppress(OSError, MinidbgError):
             path = repro.keep_capture(with_failure(case, outcome), folder, value_limit_bytes=limit)
-            kept.append((shorten(outcome.message.partition("\n")[0], 100, placeholder=" ..."), str(path)))
+            kept.append((abridged(outcome.message.partition("\n")[0], 100), str(path)))
     return tuple(kept)
 
 

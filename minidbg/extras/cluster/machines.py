@@ -21,6 +21,7 @@ from distributed.scheduler import KilledWorker
 
 from minidbg import __version__
 from minidbg.core.errors import MinidbgError
+from minidbg.core.foreign import first_line_of
 from minidbg.extras.cluster.routing import ZippedSources
 from minidbg.extras.cluster.worker import PLUGIN_NAME, Unpacks, judge_request, resource_of
 from minidbg.watch.daemon import DevicesChanged, Message
@@ -50,7 +51,7 @@ class Machines:
         try:
             self.client = self.connect()
         except OSError as error:
-            why = f"no scheduler at {address} ({first_line(error)}); start one: dask scheduler"
+            why = f"no scheduler at {address} ({first_line_of(error)}); start one: dask scheduler"
             raise MinidbgError(why) from error
         self.refresh()
         threading.Thread(target=self.keep_looking, name="minidbg-cluster", daemon=True).start()
@@ -93,7 +94,7 @@ class Machines:
                     ended = Ended(**task.result(timeout=MACHINES_REFRESH_S))
         except Exception as error:  # noqa: BLE001 - a machine's error; losses have another status
             failed = getattr(task, "status", "") == "error" and not isinstance(error, KilledWorker)
-            ended = unable(first_line(error)) if failed else Ended(lost=True)
+            ended = unable(first_line_of(error)) if failed else Ended(lost=True)
         if ended is not None and ended.lost:
             self.sent = ""
         if end.set_running_or_notify_cancel():
@@ -116,7 +117,7 @@ class Machines:
             ask = self.client.scheduler.identity
             workers = self.client.sync(ask, n_workers=-1, callback_timeout=CONNECT_S)["workers"]
         except Exception as error:  # noqa: BLE001 - a lost connection shows itself in many ways
-            notices.add(f"the scheduler at {self.address} does not answer ({first_line(error)})")
+            notices.add(f"the scheduler at {self.address} does not answer ({first_line_of(error)})")
         ours = {at: row[PLUGIN_NAME] for at, row in workers.items() if PLUGIN_NAME in row}
         for address, facts in sorted(ours.items()):
             name, version, why = facts["name"], facts["version"], ""
@@ -139,10 +140,6 @@ class Machines:
         self.notices = notices
         if is_news:
             self.tell(DevicesChanged())
-
-
-def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
 
 def unable(reason: str) -> Ended:

@@ -25,6 +25,7 @@ import torch
 
 from minidbg import oracle, torch_internals
 from minidbg.core.errors import BadSetting, MinidbgError, nearest
+from minidbg.core.foreign import first_line_of
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
@@ -217,8 +218,7 @@ def sample_outcome(
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - what torch or dynamo refuses is no backend bug
-        said = f"no graph: {type(error).__name__}: {error}".partition("\n")[0][:200]
-        return Outcome(Verdict.INVALID, reason=said).to_json()
+        return Outcome(Verdict.INVALID, reason=f"no graph: {first_line_of(error)}").to_json()
     return judge(case).to_json() if case is not None else {}
 
 
