@@ -59,3 +59,14 @@ def test_a_small_graph_goes_by_torch_compile_again_where_that_fails_too() -> Non
     direct = case_with(Context()).with_spec(call=CallPath.DIRECT)
     assert simplify(direct, lambda case: True).spec.call is CallPath.TORCH_COMPILE
     assert simplify(direct, lambda case: case.spec.call is CallPath.DIRECT).spec.call is CallPath.DIRECT
+
+
+def test_no_input_requires_grad_where_the_failure_needs_none() -> None:
+    case = case_with(Context(grad=False))
+    case = case.with_graph(case.graph_module, (torch.ones(2, requires_grad=True),))
+    kept = simplify(case, lambda case: not case.spec.backward)
+    assert not kept.inputs[0].requires_grad
+    assert kept.spec.context.grad
+    assert simplify(case, lambda case: case.inputs[0].requires_grad).inputs[0].requires_grad
+    with_backward = simplify(case.with_spec(backward=True), lambda case: case.spec.backward)
+    assert with_backward.inputs[0].requires_grad
