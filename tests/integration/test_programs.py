@@ -25,9 +25,17 @@ NEEDED = {
 
 
 AGREES = r"minidbg: (no backend failed \(wrapped: |\d+ graphs? agrees? with eager(, \d+ graphs? compiled and never called)?$)"
-NOT_JUDGED = r"(a part of a graph is not verified|\d+ graphs? verified in part): .* (draws|random numbers)"
-SUMMARY = rf"{AGREES}|minidbg: ({NOT_JUDGED}|\d+ recompilations?$|\d+ of them of )"
-"""A healthy program is told that all agrees, what its own random numbers leave unjudged, and how often dynamo compiled again."""
+NOT_JUDGED = (
+    r"minidbg: (a part of a graph is not verified|\d+ graphs? verified in part): .* (draws|random numbers)"
+)
+RECOMPILED = r"minidbg: (\d+ recompilations?$|\d+ of them of )"
+DRAWING = {"recurrent", "transformer_encoder"}
+"""What they draw in backends that eager's numbers cannot be given to is not judged, and that is said."""
+RECOMPILING = {
+    "compiled_autograd", "compiled_optimizer", "diffusers_loop", "flex", "generate", "recurrent", "timm_training",
+    "transformer_encoder",
+}  # fmt: skip
+"""Dynamo compiles these again."""
 
 
 def each_program() -> Iterator[object]:
@@ -54,5 +62,6 @@ def test_program_ends_with_the_same_bits_and_in_silence(tmp_path: Path, program:
     assert len(under) > 1
     assert under == alone
     own = [line for line in said.splitlines() if line.startswith("minidbg: ")]
-    assert [line for line in own if not re.match(SUMMARY, line)] == []
+    expected = [AGREES] + [NOT_JUDGED] * (program in DRAWING) + [RECOMPILED] * (program in RECOMPILING)
+    assert [line for line in own if not any(re.match(form, line) for form in expected)] == []
     assert sum(bool(re.match(AGREES, line)) for line in own) == 2, "\n".join(own)
