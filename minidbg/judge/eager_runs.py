@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 from minidbg.judge.differences import (
-    FACTOR,
     _chunks,
     _differ,
     _has_floats,
@@ -225,9 +224,12 @@ def moved(run: Any, usual: Any, expected: torch.Tensor, relative: float, absolut
     return ~near.to(usual.device)
 
 
-def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
+def same_but_for_rounding(one: Any, two: Any, coarsest: float = 0.0) -> bool:
     """Whether two runs of eager differ by no more than rounding: floats by the root of the dtype's
-    precision, or as ``one`` does from float64: autocast rounds more than the dtype tells."""
+    precision, or of the ``coarsest`` step on the way: autocast rounds more than the dtype tells.
+
+    Not by what float64 says of rounding: what differs each time differs there too.
+    """
     if not (_are_plain(one, two) and one.dtype is two.dtype):
         if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
             return not (_are_plain(one, one) or _are_plain(two, two))  # not comparable, so no noise
@@ -236,8 +238,7 @@ def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
         return torch.equal(one, two)
     if any(_differ(x, y).any() for _, (x, y) in _chunks(one, two)):
         return False
-    error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
-    return distance_between(two, one) <= max(math.sqrt(torch.finfo(one.dtype).eps), FACTOR * error)
+    return distance_between(two, one) <= math.sqrt(max(torch.finfo(one.dtype).eps, coarsest))
 
 
 def leaves_of(run: dict[str, Any]) -> Leaves:

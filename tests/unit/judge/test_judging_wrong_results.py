@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import planted_backends
 import pytest
 import torch
 import wrong_results as planted
@@ -48,6 +50,18 @@ def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:
     assert (
         found.reason == "output 0 is not judged: eager differs from itself, or may with other random numbers"
     )
+
+
+def test_what_eager_gives_otherwise_at_each_call_without_a_random_number_is_said_to_be_unjudged() -> None:
+    calls = itertools.count()
+    graph = fx.Graph()
+    graph.output((graph.call_function(lambda x: x + next(calls), (graph.placeholder("x"),)),))
+    made = fx.GraphModule(torch.nn.Module(), graph)
+    direct = replace(ANY, call=CallPath.DIRECT)
+    program = run.Runnable(lambda: made, lambda: (torch.ones(3),), planted_backends.runs_the_graph, direct)
+    found = run.judge(program, any_failure=True)
+    assert found.verdict is Verdict.GONE
+    assert found.reason.startswith("output 0 is not judged: eager differs from itself")
 
 
 def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:
