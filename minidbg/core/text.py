@@ -47,13 +47,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def shrinkage(before: int, after: int) -> str:
-    """``44 -> 1 nodes``; ``1 node, nothing to remove``."""
-    if before != after:
-        return f"{before} -> {after} nodes"
-    return f"{plural(after, 'node')}, {'nothing to remove' if after == 1 else 'none removed'}"
-
-
 def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in [*signal.Signals] else f"signal {number}"
 

@@ -15,7 +15,14 @@ from minidbg.core.outcome import Verdict
 from minidbg.core.records import plain, record_of
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import VALUE_LIMIT_BYTES
-from minidbg.core.text import display_path, plural, shrinkage
+from minidbg.core.text import display_path, plural
+
+
+def shrinkage(before: int, after: int) -> str:
+    """``44 -> 1 nodes``; ``1 node, nothing to remove``."""
+    if before != after:
+        return f"{before} -> {after} nodes"
+    return f"{plural(after, 'node')}, {'nothing to remove' if after == 1 else 'none removed'}"
 
 
 @dataclass(frozen=True, slots=True)
