@@ -122,7 +122,8 @@ def drop_elements(search: Search) -> Iterator[None]:
     then fewer. Cost: none without any, else about ``log2(length)`` where no element matters."""
     yield None
     lists = [nested.tensor_lists(node, search.recording.facts) for node in search.best.calls]
-    least = {one: 0 if each.count(one) > 1 else SHORT_LIST for each in lists for one in each}
+    together = {length for each in lists for length in each if each.count(length) > 1}
+    least = {length: 0 if length in together else SHORT_LIST for each in lists for length in each}
     for length, few in sorted(least.items(), reverse=True):
         chunk = length // 2
         while chunk:

@@ -157,6 +157,19 @@ def test_the_same_element_goes_from_all_lists_at_once(name: str, needed: int | N
     assert result.certified
 
 
+def test_lists_that_go_together_go_so_beside_a_list_of_that_length_alone() -> None:
+    inputs = [torch.rand(3) for _ in range(12)]
+    graph_module, values = capture_by_dynamo(
+        lambda *x: torch.cat(torch._foreach_add([*x[:6]], [*x[6:]])), tuple(inputs)
+    )
+
+    def fails(candidate: fx.GraphModule, given: Sequence[Any]) -> bool:
+        return {torch._foreach_add, torch.cat} <= {node.target for node in candidate.graph.nodes}
+
+    result = minimize(graph_module, values, fails)
+    assert (len(result.inputs), result.oracle_calls) == (3, 6)
+
+
 @pytest.mark.parametrize(("needed", "questions"), [(1, 6), (64, 67)])
 def test_a_long_list_goes_by_halves_and_costs_two_questions_where_none_may_go(
     needed: int, questions: int
