@@ -147,15 +147,6 @@ def is_killed_on_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any
     return graph_module.forward
 
 
-def takes_all_memory_on_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """Allocates and touches memory without end, 16 MiB at a time."""
-    held = []
-    while has_relu(graph_module):
-        held.append(bytearray(os.urandom(1) * (16 << 20)))
-        time.sleep(0.01)
-    return graph_module.forward
-
-
 def leaves_processes_on_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Starts a compiler that outlives it, and then never comes back."""
     if has_relu(graph_module):
