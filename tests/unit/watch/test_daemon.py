@@ -9,6 +9,7 @@ import pytest
 from daemon_world import REPRO, World, script_of
 
 from minidbg.watch.daemon import FilesChanged
+from minidbg.watch.events import Notice
 from minidbg.watch.settings import FailOn
 from minidbg.watch.views import RunAll, Stop
 from minidbg.workers import Ended, Request
@@ -35,6 +36,15 @@ def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) 
     assert flip.files == ("src/toy_backend/a.py",)
     world.save("a", "gone \n")
     assert world.flips() == [("FIXED", "a.py")]
+
+
+def test_a_first_run_may_take_long_and_later_ones_some_times_the_last(world: World) -> None:
+    world.start({"a": "gone"})
+    assert {order.seconds for order in world.pool.orders if order.argv} == {180}, "a canary's too"
+    world.pool.orders.clear()
+    world.save("a", "gone ")
+    (later,) = [order.seconds for order in world.pool.orders if script_of(order)]
+    assert 30 <= later < 180
 
 
 def test_an_edit_while_a_run_goes_on_makes_its_result_stale(world: World) -> None:
@@ -179,6 +189,8 @@ def test_rerun_and_quit(world: World) -> None:
     world.ran()
     world.put(RunAll())
     assert world.ran() == ["b", "a"]
+    world.put(Notice("a machine came back"))
+    assert world.data("notice", "text")[-1:] == ["a machine came back"]
     world.put(Stop("asked to"))
     assert daemon.status == 0
 

@@ -11,6 +11,7 @@ from unittest import mock
 
 import click
 import pytest
+from support.toy_repros import git
 
 from minidbg.core.errors import BadSetting
 from minidbg.watch.events import BuildFailed, BuildFinished
@@ -22,7 +23,7 @@ from minidbg.watch.settings import (
     load_watch_settings,
     parse_devices,
 )
-from minidbg.watch.sources import left_out_folders, module_roots, worth_watching
+from minidbg.watch.sources import left_out_folders, module_roots, revisions, worth_watching
 
 
 def test_packages_links_namespaces_and_single_modules_are_found(
@@ -76,6 +77,21 @@ def devices_with(kind: str, count: int, version: str = "12.8") -> Devices:
     with mock.patch.dict(sys.modules, torch=torch), mock.patch.dict(os.environ):
         os.environ.pop("MINIDBG__WATCH_PRELOAD", None)
         return Devices(**devices_of_machine({}, None))
+
+
+def test_a_revision_is_a_commit_and_all_that_differs_from_it(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    assert revisions([str(tmp_path)]) == {}, "without a commit"
+    seen = []
+    for name, text in [("a.py", "1"), ("a.py", "2"), ("new.py", "3"), ("new.py", "4")]:
+        (tmp_path / name).write_text(text)
+        if not seen:
+            git(tmp_path, "add", ".")
+            git(tmp_path, "commit", "-q", "-m", "the first")
+        seen.append(str(revisions([str(tmp_path)])[str(tmp_path)]))
+    assert seen[0] == git(tmp_path, "rev-parse", "HEAD")[:10]
+    assert len(set(seen)) == 4
+    assert all(one.startswith(f"{seen[0]}+") for one in seen[1:])
 
 
 def test_each_accelerator_is_found_under_its_number_and_the_current_one_by_its_kind() -> None:
