@@ -7,12 +7,14 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
+from wrong_results import computes_in_bfloat16
 
+import minidbg
 from minidbg import commands
 from minidbg.commands import output
 from minidbg.commands.root import cli as root
 from minidbg.commands.table import COMMANDS
-from minidbg.core.outcome import Outcome, Verdict
 
 
 def status_of(*arguments: str) -> int:
@@ -60,27 +62,10 @@ def test_a_usage_error_names_the_command_and_its_help(
     assert todo == f"  see: minidbg {arguments[0]} --help"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--tolerances", "bfloat16"), "bfloat16"),
-        ((), None),
-    ],
-)
-def test_check_hands_over_what_results_may_be_off(
-    arguments: tuple[str, ...], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script, given = tmp_path / "r.py", []
-
-    def run(path: Path, *, precision: object, **more: object) -> Outcome:
-        given.append(precision)
-        return Outcome(Verdict.GONE)
-
-    script.touch()
-    monkeypatch.setattr("minidbg.repro.run", run)
-    assert status_of("check", str(script), *arguments) == 0
-    assert given == [expected]
-    assert status_of("check", str(script), "--tolerances", "bfloat15") == 125
+def test_check_allows_what_a_backend_that_computes_in_a_lower_precision_gives(tmp_path: Path) -> None:
+    model, inputs = torch.nn.Linear(8, 8), (torch.ones(2, 8),)
+    script = str(minidbg.save_repro(model, inputs, computes_in_bfloat16, tmp_path / "r.py"))
+    assert status_of("check", script, "--tolerances", "bfloat16") == 0
 
 
 def test_an_unexpected_exception_is_told_in_two_lines_and_is_never_status_1(
