@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +22,18 @@ def case_over(case_of: Callable[..., Case]) -> Callable[[torch.Tensor], Case]:
     return lambda value: case_of("eager", inputs=(value,))
 
 
-@pytest.mark.parametrize("judging", [True, False])
-def test_values_travel_exactly_and_a_process_of_ours_writes_them_once_for_as_long_as_they_live(
-    case_over: Callable[[torch.Tensor], Case], monkeypatch: pytest.MonkeyPatch, judging: bool
-) -> None:
+@pytest.fixture(params=[True, False])
+def judging(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Whether this is a process of ours."""
     monkeypatch.setenv(JUDGING, "1")
-    if not judging:
+    if not request.param:
         monkeypatch.delenv(JUDGING)
+    return request.param
+
+
+def test_values_travel_exactly_and_a_process_of_ours_writes_them_once_for_as_long_as_they_live(
+    case_over: Callable[[torch.Tensor], Case], judging: bool
+) -> None:
     large = torch.randn(300, 300)
     paths = []
     for _ in range(2):
@@ -41,14 +47,8 @@ def test_values_travel_exactly_and_a_process_of_ours_writes_them_once_for_as_lon
     assert not any(path.exists() for path in paths)
 
 
-@pytest.mark.parametrize("judging", [True, False])
-def test_what_is_written_to_a_value_is_sent(
-    case_over: Callable[[torch.Tensor], Case], monkeypatch: pytest.MonkeyPatch, judging: bool
-) -> None:
+def test_what_is_written_to_a_value_is_sent(case_over: Callable[[torch.Tensor], Case], judging: bool) -> None:
     """A process of ours sends a file that it had before, or has sent; a program may write to its values unseen."""
-    monkeypatch.setenv(JUDGING, "1")
-    if not judging:
-        monkeypatch.delenv(JUDGING)
     with oracle.packed(case_over(torch.randn(300, 300))) as package:
         large = oracle.unpacked(package).inputs[0]
         with oracle.packed(case_over(large)) as further:

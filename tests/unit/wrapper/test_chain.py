@@ -59,16 +59,22 @@ def graph_over(example: Any = None) -> fx.GraphModule:
 
 
 class Counts:
-    """A backend that remembers the shapes it has compiled for."""
+    """A backend that remembers the shapes it has compiled for, and what was called with which."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
         self.graphs: list[fx.GraphModule] = []
+        self.called: list[Any] = []
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.shapes.append(tuple(inputs[0].shape) if isinstance(inputs[0], torch.Tensor) else inputs[0])
         self.graphs.append(gm)
-        return gm.forward
+
+        def compiled_fn(value: Any) -> Any:
+            self.called.append(value)
+            return gm.forward(value)
+
+        return compiled_fn
 
 
 def test_a_static_graph_is_compiled_once_and_on_a_copy() -> None:
@@ -86,9 +92,11 @@ def dynamic_graph() -> fx.GraphModule:
 def test_a_dynamic_graph_is_compiled_for_one_form_of_its_inputs_and_others_run_in_eager() -> None:
     counts = Counts()
     compiled = compile_at_run_time(Link(counts), dynamic_graph(), (torch.ones(2, 3),))
-    for value in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.eye(2).to_sparse(), 3):
+    alike = torch.ones(2, 3)
+    for value in (alike, torch.ones(3, 2).t(), torch.eye(2).to_sparse(), 3):
         compiled(value)
     assert counts.shapes == [(2, 3)]
+    assert [value is alike for value in counts.called] == [True]
 
 
 def test_a_later_link_below_aot_autograd_gets_fake_inputs_as_from_there() -> None:

@@ -12,9 +12,11 @@ import wrong_results
 from torch import distributed, fx
 from torch.distributed import _functional_collectives as collectives
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidbg
 from minidbg.fx.ranks import collective_name
+from minidbg.repro import crash_records
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +78,22 @@ def test_eager_does_not_take_over_once_a_collective_has_taken_place(tmp_path: Pa
     """It would take part in the collective once more, and the others would not."""
     with pytest.raises(RuntimeError, match="no kernel"):
         compiled(raises_after_the_sum, tmp_path, on_failure="fallback")(X)
+
+
+def test_the_record_says_that_a_rank_waits_while_others_are_asked(tmp_path: Path) -> None:
+    """What is found of a rank that was killed there is not taken for a hang of its backend."""
+
+    class Looks(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ((_, name),) = crash_records.records(tmp_path)
+            seen.append((collective_name(func), str(name.step)))
+            return func(*args, **kwargs or {})
+
+    seen: list[tuple[str | None, str]] = []
+    run = compiled(lambda gm, _: lambda *args: gm(*args), tmp_path, verify="never")
+    with Looks():
+        run(X)
+    assert seen == [(None, "run"), ("all_reduce", "waiting"), ("wait_tensor", "waiting"), (None, "run")]
 
 
 def test_a_graph_that_talks_to_other_ranks_is_not_verified_and_says_so(

@@ -88,6 +88,16 @@ def test_record_loads_as_the_case_with_its_indices_and_masks(
     assert sum(path.stat().st_size for path in capture.parent.glob("*.safetensors")) < VALUES[0].nbytes
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("requires", [True, False])
+def test_only_a_call_with_a_backward_asks_for_one(
+    record: crash_record.CrashRecord, grad: bool, requires: bool
+) -> None:
+    with torch.set_grad_enabled(grad):
+        record.begin(Step.RUN, LINK, [VALUES[0].clone().requires_grad_(requires), *VALUES[1:]])
+    assert load(crash_records.as_capture(record.path)).spec.backward is (grad and requires)
+
+
 def test_exception_takes_the_record_away_and_passes(
     record: crash_record.CrashRecord, repro_dir: Path
 ) -> None:
