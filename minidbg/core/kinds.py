@@ -21,7 +21,7 @@ class Traits:
     raises: bool = False
     """An exception of the backend, or of what it made, is the failure."""
     compares: bool = False
-    """The results are held against eager's."""
+    """The results are held against eager's; its message is ``leaf: category``."""
     dies: bool = False
     """It ends the process, or must be ended with it: judged in a child, and the same by its kind
     alone, since stacks vary."""

@@ -18,7 +18,7 @@ TOLERANCES = {
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
 # How much farther from float64 than eager's the result may be, as in torch._dynamo.utils.same.
-FACTOR = 3.0  # root mean square over the tensor; torch has 2 for large ones in float32
+FACTOR = 3.0  # root mean square over the tensor (in scripts each element); torch has 2 for large ones
 FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
 TINY = 10
 FACTOR_PEAK = 10.0  # each element against the worst one like it: a mean hides a single wrong one
@@ -46,7 +46,7 @@ def wrong_elements(
     margin: float = 1.0,
     decided_from: float = math.inf,
 ) -> Elements:
-    """Which elements are farther from float64 than eager's own error allows; the rule: ``compare``.
+    """Which elements, or a whole tensor, are farther from float64 than eager's own error allows.
 
     ``reference`` is the result in float64, ``runs`` are what eager gives with other rounding.
     ``excess`` in the answer says how many times more than allowed the worst element is off; wrong

@@ -29,7 +29,7 @@ def write_header(case: Case, *, has_tensors: bool, folder: str | None) -> str:
     hangs = case.spec.traits.endless
     spec, story, remarks = case.spec, case.provenance, list(case.backend.remarks)
     paths = case.backend.paths
-    if folder is not None:  # such that run_spec.table_of reads them back
+    if folder is not None:  # such that parse_header makes them absolute again
         near = [at for at in paths if shared_folder(at, folder)]
         paths = tuple(os.path.relpath(at, folder) if at in near else at for at in paths)
     spec = replace(

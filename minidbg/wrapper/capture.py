@@ -77,7 +77,7 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
     notes += [*rank_note(), *lost_note(failure)]
     if isinstance(failure.error, AccuracyError):
         figures = failure.error.figures
-        signature = record_of({"kind": "accuracy", **failure.error.signature}, Signature)
+        signature = record_of({"kind": Kind.ACCURACY, **failure.error.signature}, Signature)
     else:
         figures, signature = {}, signature_of(failure.error, failure.kind, failure.direction)
     # what is filled in may be imported from the program, as the module that others know

@@ -167,12 +167,13 @@ def test_forked_child_leaves_its_parents_record_alone(
     record.begin(Step.COMPILE, LINK, VALUES)
     if not (pid := os.fork()):
         try:
-            record.quietly_move(Step.IDLE)
+            record.move(Step.IDLE)
             record.close()
             crash_record.clear_up()
-        finally:
             os._exit(0)
-    os.waitpid(pid, 0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
     assert steps(repro_dir) == ["compile"]
 
 
