@@ -15,14 +15,13 @@ import click
 
 from minidbg.commands import output
 from minidbg.commands.output import note
-from minidbg.core.errors import DeviceInUse, MinidbgError
+from minidbg.core.errors import DeviceInUse
 from minidbg.core.text import display_path, printable
 
 if TYPE_CHECKING:
     from minidbg.fx.case import Case
     from minidbg.nodes.row import Row
 
-WRONG_USAGE = 2
 ON_A_TERMINAL = (
     "node", "op", "line", "shape", "dtype", "pcc", "max_abs_diff", "sqnr_db", "ratio", "status",
 )  # fmt: skip
@@ -31,17 +30,7 @@ WIDTH_OF_A_FILE = 240
 """Columns of a terminal that is none: a file, a pipe."""
 
 
-class Nodes(click.Command):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Status 1 means a bad row, so what cannot be asked has the shell's usual 2."""
-        try:
-            return super().parse_args(ctx, args)
-        except (click.UsageError, MinidbgError) as error:
-            output.print_error(error)
-            ctx.exit(WRONG_USAGE)
-
-
-@click.command(cls=Nodes)
+@click.command()
 @click.argument("path", type=output.REPRO)
 @click.option("--backend", metavar=output.BACKEND, help="Use this backend, not the one in PATH.")
 @output.judge_option(
@@ -90,7 +79,7 @@ def nodes(
     Only the forward graph is compared, also where a model has a backward. The
     first bad row is marked, and the last line is what to type next.
 
-    Exit status: 1 a row is bad, 0 none is, 2 wrong usage.
+    Exit status: 1 a row is bad, 0 none is, 125 nothing was compared.
     """
     from minidbg.nodes.row import Status, TableMode
     from minidbg.nodes.walk import node_rows
