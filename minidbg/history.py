@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import MALFORMED, plain, record_of
+from minidbg.core.text import abridged
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Observation:
 
     @property
     def reason(self) -> str:
-        return self.outcome.reason or self.outcome.message.partition("\n")[0][:200]
+        return self.outcome.reason or abridged(self.outcome.message.partition("\n")[0], 200)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from minidbg.backends import run_as_module
 from minidbg.core import errors
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, CompilerFn, Context, Level
+from minidbg.core.text import abridged
 from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
@@ -71,7 +72,7 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
 
 
 def failure_head(error: object) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+    return abridged(str(error).strip().partition("\n")[0], 200)
 
 
 # --- programs of torch.export ---

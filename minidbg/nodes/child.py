@@ -19,6 +19,7 @@ from minidbg.core.errors import BackendUnreachable
 from minidbg.core.metrics import Metrics, worst_of
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import plain
+from minidbg.core.text import abridged
 from minidbg.fx.case import Case
 from minidbg.fx.context import entered_modes
 from minidbg.fx.copying import returning
@@ -243,7 +244,7 @@ def status_of_failure(outcome: Outcome) -> Status:
 
 def why(outcome: Outcome) -> str:
     words = outcome.message.strip().partition("\n")[0] if outcome.signature else ""
-    return (words or outcome.reason or outcome.in_words)[:300]
+    return abridged(words or outcome.reason or outcome.in_words, 300)
 
 
 def call_names(case: Case) -> list[str]:

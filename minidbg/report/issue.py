@@ -23,6 +23,7 @@ from minidbg import repro, workers
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
+from minidbg.core.text import abridged
 from minidbg.report.details import ReproDetails
 from minidbg.report.stages import find_stages
 
@@ -73,7 +74,7 @@ def issue(
 
 def title_of(details: ReproDetails) -> str:
     title = details.title.rstrip(".")
-    first = details.message.partition("\n")[0][:120]
+    first = abridged(details.message.partition("\n")[0], 120)
     first = "" if first in title else first
     name = details.header.spec.backend.name
     if title.startswith(f"{name} "):

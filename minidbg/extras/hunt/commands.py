@@ -21,7 +21,7 @@ from minidbg.commands.watching import dict_text
 from minidbg.core.errors import BadSetting
 from minidbg.core.files import replace_file
 from minidbg.core.machine import HERE
-from minidbg.core.text import in_one_line
+from minidbg.core.text import abridged, in_one_line
 
 if TYPE_CHECKING:
     from minidbg.extras.hunt.hunting import Hunt
@@ -118,7 +118,7 @@ def tell_results(hunted: Hunt, *, as_json: bool) -> bool:
     else:
         print_table(table)
         for one in failures:
-            said = in_one_line(one.outcome.message)[:160]
+            said = abridged(in_one_line(one.outcome.message), 160)
             click.echo(f"{one.state} x{one.ops.total()}  {', '.join([*one.ops][:3])}: {said}")
             click.echo(f"    {os.path.relpath(one.repro) if one.repro else 'not reduced'}")
         counts = [f"{totals[state]} {state}" for state in LETTERS if totals[state]]
