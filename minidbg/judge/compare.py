@@ -215,12 +215,13 @@ class _Comparing:
         if not (dtype.is_floating_point or dtype.is_complex):
             return 0.0, 0.0, 0.0
         info = torch.finfo(dtype)
-        one_step = (info.eps, info.eps * info.tiny, info.eps)  # float8 has no entry
+        eps = min(info.eps, 0.25)  # of powers of two alone (float8_e8m0fnu) no step is a rounding
+        one_step = (eps, eps * info.tiny, eps)  # float8 has no entry
         relative, absolute, rounding = TOLERANCES.get(getattr(torch, info.dtype), one_step)
-        if given := self.tolerances.get(_short_name(dtype), self.tolerances.get("any")):
-            return *given, given[0]
-        own = largest(leaf.value) if isinstance(leaf.value, torch.Tensor) else 0.0
-        return relative, absolute * (min(own, 1.0) or 1.0), rounding
+        if own := self.tolerances.get(_short_name(dtype), self.tolerances.get("any")):
+            return *own, own[0]
+        size = largest(leaf.value) if isinstance(leaf.value, torch.Tensor) else 0.0
+        return relative, absolute * (min(size, 1.0) or 1.0), rounding
 
     def leaf(self, where: str, actual: Leaf | None, expected: Leaf | None) -> Difference | None:
         if actual is None or expected is None:
@@ -346,12 +347,13 @@ def _first_relation(actual: Leaves, expected: Leaves) -> Difference | None:
     common = (where for where in expected if where in actual)
     both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
     outputs = [where for where in both if expected[where].role == "output"]
-    for where in outputs:
+    inputs = [where for where in both if expected[where].role == "input"]
+    for where in outputs + inputs:
         got, wanted = (str(run[where].requires_grad) for run in runs)
         if got != wanted:
             text = f"{where} has requires_grad {got}, eager gives {wanted}"
-            return _difference(where, "output", "requires_grad", text, actual=got, expected=wanted)
-    inputs = [where for where in both if expected[where].role == "input"]
+            role = expected[where].role
+            return _difference(where, role, "requires_grad", text, actual=got, expected=wanted)
     pairs: set[tuple[str, str]] = set()
     for run in runs:
         in_storage: dict[int, list[str]] = {}
@@ -381,7 +383,7 @@ def _share_memory(one: torch.Tensor, two: torch.Tensor) -> bool | None:
     if last[0] < first[1] or last[1] < first[0]:
         return False
     around = one if first[0] <= first[1] else two
-    return True if around.is_contiguous() or first[0] == first[1] else None
+    return first[0] == first[1] or torch.ops.aten.is_non_overlapping_and_dense(around) or None
 
 
 def _difference(

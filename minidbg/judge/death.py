@@ -128,10 +128,6 @@ def outside_carriers(stack: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def module_of_file(file: str) -> str:
-    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
-        if file.startswith(folder.rstrip("/") + "/"):
-            file = file[len(folder.rstrip("/")) + 1 :]
-            break
-    else:
-        file = os.path.basename(file)
-    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    folders = (folder.rstrip("/") + "/" for folder in sys.path if folder)
+    around = max(filter(file.startswith, folders), key=len, default=f"{os.path.dirname(file)}/")
+    return file.removeprefix(around).removesuffix(".py").removesuffix("/__init__").replace("/", ".")

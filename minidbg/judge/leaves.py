@@ -52,6 +52,7 @@ def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
         items = [(f"[{key!r}]", item) for key, item in value.items()]
     elif hasattr(value, "__tensor_flatten__"):  # a tensor subclass made of plain tensors
         items = [(f".{name}", getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+        items.append((".requires_grad", value.requires_grad))  # its parts have none
     # a masked tensor: what is hidden has no value
     elif hasattr(value, "get_mask") and value.layout is torch.strided:
         mask = value.get_mask()

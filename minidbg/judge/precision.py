@@ -186,7 +186,8 @@ class RoundingNoise(PerturbedEager):
             return super().called(func, name, args, kwargs)
         if (made := run_in_parts(self, func, args, kwargs)) is not NotImplemented:
             return made
-        is_exact = name not in ROUNDING.split() and all(map(has_few_bits, args))
+        is_product = name == "pow" and isinstance(args[1], int | float) and args[1] % 1 == 0
+        is_exact = (is_product or name not in ROUNDING.split()) and all(map(has_few_bits, args))
         terms = args[TERMS[name]] if name in TERMS and len(args) > TERMS[name] else None
         result = func(*args, **kwargs)
         schema = func._schema
@@ -195,7 +196,9 @@ class RoundingNoise(PerturbedEager):
             return result  # a view of what is off already
         results = result if isinstance(result, (tuple, list)) else (result,)
         plain = [x for x in args if isinstance(x, str | float)]
-        if name in EXACT.split() or any(x in OF_EXTREMES for x in plain):
+        is_whole = all(isinstance(x, str) or x.is_integer() for x in plain)  # the steps of arange
+        moves = name in EXACT.split() and (is_whole or name != "arange")
+        if moves or any(x in OF_EXTREMES for x in plain):
             return result
         tensors = [x for x in args if isinstance(x, torch.Tensor)]  # the last one is what is cast
         if name in CASTS_OF_ATEN and not (tensors and result.itemsize < tensors[-1].itemsize):
@@ -218,7 +221,7 @@ class RoundingNoise(PerturbedEager):
         return result
 
     def rounded(self, tensor: torch.Tensor, *, is_exact: bool) -> torch.Tensor:
-        """``tensor``, off in its last bits; where the op may be exact, only what uses them."""
+        """``tensor``, off in its last bits if finite; where the op may be exact, what uses them."""
         whole, step = LAST_BITS[tensor.dtype]
         old = tensor.detach().view(whole)
         by = torch.randint(1, step + 1, tensor.shape, generator=self.generator)
@@ -226,7 +229,8 @@ class RoundingNoise(PerturbedEager):
         moves = (old & max(step - 1, 1)) != 0 if is_exact else tensor != 0
         offset = (by * sign).to(tensor.device, whole)
         moved = torch.where(moves, old + offset, old).view(tensor.dtype)
-        return torch.where(moved.isfinite() & (moved.sign() == tensor.sign()), moved, tensor)
+        is_near = (moved - tensor).isfinite() & (moved.sign() == tensor.sign())
+        return torch.where(is_near, moved, tensor)
 
     def shaken(self, terms: torch.Tensor, base: torch.Tensor, number: float) -> torch.Tensor:
         """``terms``, each off by the mean error of adding ``number`` of them, less ``base``."""
@@ -283,9 +287,9 @@ LAST_BITS = {
 """The integer in which last bits are seen, and by how many of them a rounded value may be off."""
 
 ROUNDING = """
-acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu log log10 log1p
-log2 log_softmax logaddexp logaddexp2 logsumexp rsqrt sigmoid silu sin sinh softmax softplus tan
-tanh
+acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu hypot log log10
+log1p log2 log_softmax logaddexp logaddexp2 logsumexp pow rsqrt sigmoid silu sin sinh softmax
+softplus tan tanh
 """
 """Ops that every library rounds in its own way."""
 EXACT = """

@@ -37,6 +37,7 @@ from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import preserving_thread_state, without_autocast
 
 SEED = 0
+MOST_TIMES = 2**12  # by how much a cotangent is larger at most: float16 still holds it
 COTANGENT_SEED = 9_176_551  # no program is likely to have set it: its data would be these numbers
 NOT_CALLED = "dynamo did not call the backend"
 """How the reason begins where dynamo does not take the program as it is written."""
@@ -214,21 +215,14 @@ def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
 
 def model_of(op: Callable[[Any], Any]) -> torch.fx.GraphModule:
     """A graph module, which every level and call path takes."""
-
-    def one_op(value: Any) -> Any:
-        return (op(value),)
-
-    return torch.fx.symbolic_trace(one_op)
+    return torch.fx.symbolic_trace(lambda value: (op(value),))
 
 
 def programs_of_one_op(compiler: Any, spec: RunSpec, device: Any) -> Iterator[Runnable]:
     """Some that any backend should handle; each may be the very bug of a repro."""
-
-    def eight_numbers() -> tuple[torch.Tensor]:
-        return (torch.linspace(-2, 2, 8, device=device),)
-
+    numbers = partial(torch.linspace, -2, 2, 8, device=device)
     for op in (lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin):
-        yield Runnable(partial(model_of, op), eight_numbers, compiler, spec)
+        yield Runnable(partial(model_of, op), lambda: (numbers(),), compiler, spec)
 
 
 def compiles_one_op(compiler: Any, spec: RunSpec, inputs: tuple[Any, ...]) -> bool:
@@ -326,7 +320,8 @@ def gradients_of(
     roots = [(index, root) for index, root in enumerate(tensors_in(outputs)) if root.requires_grad]
     if not (roots and sources):
         return {}
-    cotangents = [cotangent_for(root, index) for index, root in roots]
+    many = max([1, *(root.numel() for _, root in roots if root.layout is not torch.jagged)])
+    cotangents = [cotangent_for(root, index, many) for index, root in roots]
     before_backward()
     with without_autocast():
         found = torch.autograd.grad(
@@ -335,8 +330,9 @@ def gradients_of(
     return dict(zip(sources, found, strict=True))
 
 
-def cotangent_for(root: torch.Tensor, index: int) -> torch.Tensor:
-    """Of few bits, so that no run which rounds otherwise has others."""
+def cotangent_for(root: torch.Tensor, index: int, many: int = 1) -> torch.Tensor:
+    """Of few bits, so that no run which rounds otherwise has others. That of a single number is
+    larger beside ``many``: a loss is their mean, whose gradient theirs would hide."""
     if root.layout is torch.jagged:  # a ragged size is no number
         made = torch.zeros_like(root.detach())
         made.values().copy_(cotangent_for(made.values(), index))
@@ -345,7 +341,8 @@ def cotangent_for(root: torch.Tensor, index: int) -> torch.Tensor:
     shape = (*root.shape, 2) if root.is_complex() else root.shape
     sizes = torch.randint(1, 64, shape, generator=random, device="cpu")
     signs = torch.randint(2, shape, generator=random, device="cpu") * 2 - 1
-    values = (sizes * signs).to(torch.float32) / 16
+    scale = min(2 ** (many.bit_length() - 1), MOST_TIMES) if root.dim() == 0 else 1
+    values = (sizes * signs).to(torch.float32) / 16 * scale
     values = torch.view_as_complex(values) if root.is_complex() else values
     return values.to(root.device, root.dtype)
 

@@ -39,6 +39,7 @@ from minidbg.wrapper.rollback import capturing_device_graph, memory_of, tensors_
 
 RUN_MEMORY_SHARE = 0.8
 """Of what is free, the part that a verification may be expected to take."""
+PRIME = 4093  # a prime: what moves by rows of a usual length is in another column
 SMALL_BYTES = 64 << 20
 """Inputs that take no more are all copied, to find out a backend that writes where it must not."""
 
@@ -137,7 +138,7 @@ def snapshot_of(
 
 
 def sum_of_bits(value: Tensor) -> int:
-    """A number that changes where an element does, and takes a moment to read."""
+    """A number that changes where an element does, or its place, and takes a moment to read."""
     memory = memory_of(value)
     with torch.no_grad():
         numbers = torch.view_as_real(memory) if memory.is_complex() else memory
@@ -145,7 +146,21 @@ def sum_of_bits(value: Tensor) -> int:
             wide = numbers.view(torch.int64)
             numbers = torch.stack([wide >> 32, wide & 0xFFFFFFFF])
         whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(numbers.itemsize, torch.int64)
-        return int(numbers.view(whole).sum(dtype=torch.int64))
+        flat = numbers.view(whole).reshape(-1)
+        rows = flat[: len(flat) // PRIME * PRIME].view(-1, PRIME).sum(0, dtype=torch.int64)
+        rest = flat[len(flat) // PRIME * PRIME :]
+        rows[: len(rest)] += rest
+        return int((rows * torch.arange(1, PRIME + 1, device=rows.device)).sum())
+
+
+def is_changed_beside(value: Any, copied: Any) -> bool:
+    """Whether the memory that a view is a part of is no longer what it was."""
+    if not (has_plain_memory(value) and has_plain_memory(copied)):
+        return False
+    byte = torch.empty(0, dtype=torch.uint8, device=value.device)
+    whole, before = (byte.detach().set_(x.untyped_storage()) for x in (value, copied))
+    is_part = len(whole) == len(before) > value.numel() * value.itemsize
+    return is_part and not torch.equal(whole, before)
 
 
 def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from constructs import CONSTRUCTS, Construct, sandwich
-from fails_on import name_of, raises_on
+from fails_on import name_of, raises_on, raises_on_two
 from support.graphs_to_write import assert_round_trip
 from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from support.travelled import assert_same_case, case_of_program, travelled
@@ -52,13 +52,6 @@ def test_each_graph_of_a_broken_program_is_answered_for_itself(tmp_path: Path) -
     graphs = sorted((case.graph_module for case in map(minidbg.load, tmp_path.glob("*.py"))), key=str)
     names = sorted(name_of(node) for gm in graphs for node in gm.graph.nodes if node.op.startswith("call"))
     assert names == ["relu", "tan"]
-
-
-def raises_on_two(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-    """A backend with two bugs."""
-    for name in ("relu", "tan"):
-        raises_on(name)(gm, example_inputs)
-    return gm.forward
 
 
 def two_bugs(x: torch.Tensor) -> torch.Tensor:

@@ -92,6 +92,12 @@ def test_wrong_results_are_raised_with_where_and_how_much(wrong: Any, answers: A
     assert all(map(torch.equal, before, inputs)), "the inputs are as before the call"
 
 
+def test_writes_are_seen_also_where_no_copy_is_compared_and_outputs_that_nobody_takes_are_not() -> None:
+    mismatch(lambda x: x * 2, GRID.clone()[:, :6], backend=planted.writes_beside)
+    mismatch(lambda x: x[:10] * 2, torch.randn(17 << 20), backend=planted.sorts_its_input)
+    call(lambda x: x * 2, GRID.clone().requires_grad_(), backend=planted.gives_more)
+
+
 def test_the_figures_stand_on_the_exception() -> None:
     error = mismatch(lambda x: torch.relu(x), GRID, backend=planted.wrong_relu)
     assert error.figures["wrong"] == error.figures["elements"] == 60

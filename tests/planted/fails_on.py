@@ -35,6 +35,13 @@ def raises_on(*names: str, when: str = "compile") -> functools.partial[CompiledF
     return functools.partial(fails_on_call, names=names, when=when)
 
 
+def raises_on_two(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """With two bugs."""
+    for name in ("relu", "tan"):
+        raises_on(name)(gm, example_inputs)
+    return gm.forward
+
+
 def failing(gm: fx.GraphModule, bad: bool, text: str, when: str) -> CompiledFn:
     """``gm`` in eager, or the failure ``text`` at compile or run time when it is ``bad``."""
     if bad and when == "compile":

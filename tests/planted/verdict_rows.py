@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from spoiled import (
     Bug,
     Row,
+    Run,
     after,
     at,
     cotangent,
@@ -24,6 +25,7 @@ from spoiled import (
     instead,
     only,
     output,
+    place_of,
     plus,
     small,
     times,
@@ -1628,4 +1630,95 @@ healthy(
     lambda x, w: stream(fits_once(x), w),
     lambda: (r(32, 64, dtype=bf16), r(64, 64, dtype=bf16, size=0.2)),
     instead(stream_in_blocks),
+)
+
+
+# ---- 7: what hides a result, found by an attack
+
+
+def language_model(x: Tensor, w: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logits = x @ w
+    return F.cross_entropy(logits.float(), targets), logits
+
+
+def tokens(dtype: torch.dtype) -> Callable[[], tuple[Any, ...]]:
+    return lambda: (
+        r(512, 32, dtype=dtype),
+        trained(r(32, 64, dtype=dtype, size=0.2)),
+        torch.randint(64, (512,)),
+    )
+
+
+def saturated(value: Tensor) -> Tensor:
+    info = torch.finfo(value.dtype)
+    return value.nan_to_num(nan=math.nan, posinf=info.max, neginf=info.min)
+
+
+def without_history(run: Run, names: list[str], args: list[Any]) -> Any:
+    """The first input is written to as if nothing needed a gradient."""
+    place = place_of(0, names)
+    written, args[place] = args[place], args[place].clone()
+    outputs = run(*args)
+    with torch.no_grad():
+        written.copy_(args[place].detach())
+    return outputs
+
+
+def scaled_in_place(buffer: Tensor, w: Tensor) -> Tensor:
+    buffer.mul_(w)
+    return w * 3
+
+
+for dtype in (bf16, f32):
+    wrong(
+        "7.1",
+        f"the gradient of a loss beside its logits, {dtype}",
+        language_model,
+        tokens(dtype),
+        cotangent(torch.neg),
+        plainly=lambda x, w, targets: language_model(x, w, targets)[0],
+    )
+for dtype in (f16, bf16, f32, f64):
+    wrong(
+        "7.2",
+        f"infinities of a mask are the largest number, {dtype}",
+        lambda m: m.log(),
+        lambda dtype=dtype: (mask(64, dtype=dtype),),
+        output(saturated),
+    )
+wrong(
+    "7.2",
+    "a row that is masked whole is 0, not NaN",
+    lambda s, m: (s + m.log()).softmax(-1),
+    lambda: (r(8, 8), mask(8, 8).index_fill_(0, torch.tensor(2), 0)),
+    output(lambda value: value.nan_to_num(nan=0.0)),
+)
+wrong("7.3", "a write without its history", scaled_in_place, lambda: (r(4), trained(r(4))), without_history)
+wrong(
+    "7.8",
+    "scales that are powers of two, doubled",
+    lambda x: (x.abs().amax(-1) / 6).to(torch.float8_e8m0fnu),
+    lambda: (r(32, 16),),
+    output(lambda value: (value.float() * 2).to(value.dtype)),
+)
+healthy(
+    "7.c1",
+    "topk unsorted, in another order",
+    lambda x: (x.topk(5, sorted=False)[0], x * 2),
+    lambda: (r(16),),
+    output(lambda value: value.flip(0)),
+)
+healthy(
+    "7.c3",
+    "places in steps of a tenth",
+    lambda x: torch.arange(0.0, 100.0, 0.1) >= x,
+    lambda: (torch.arange(0.0, 100.0, 0.1),),
+    "aot_eager_decomp_partition",
+)
+healthy(
+    "6b.2",
+    "powers of ten by an exponential",
+    lambda x: (10.0**x).long(),
+    lambda: (torch.arange(1.0, 8.0),),
+    instead(lambda x: ((x * math.log(10)).exp().long(),)),
 )

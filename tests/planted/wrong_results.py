@@ -248,3 +248,28 @@ def same_buffer_each_time(graph_module: fx.GraphModule, example_inputs: Sequence
         return tuple(held)
 
     return compiled_fn
+
+
+def writes_beside(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Stores whole vectors, past the end of each row of its first input."""
+
+    def run(value: Any, *args: Any) -> Any:
+        torch.as_strided(value, (value.stride(0),), (1,))[value.shape[1] :] = 7.0
+        return graph_module(value, *args)
+
+    return run
+
+
+def sorts_its_input(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Selects in place, as a median does: all numbers are still there."""
+
+    def run(value: Any, *args: Any) -> Any:
+        value.copy_(value.sort().values)
+        return graph_module(value, *args)
+
+    return run
+
+
+def gives_more(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Right, and more outputs than anybody takes."""
+    return lambda *args: (*graph_module(*args), args[0] * 7)

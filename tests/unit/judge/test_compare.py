@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from minidbg.judge.compare import DEFAULT_SPEC, mismatch
 from minidbg.judge.differences import TOLERANCES, wrong_elements
@@ -401,6 +402,7 @@ def test_what_cannot_be_compared_is_refused_by_name_after_a_difference_elsewhere
         ((torch.ones(2),), (torch.zeros(2),), "float"),
         ((torch.ones(2, requires_grad=True),), (torch.ones(2),), "requires_grad"),
         ((ONES, ONES), (ONES, ONES.clone()), "aliasing"),
+        ((TwoTensor(ONES, ONES),), (TwoTensor(ONES, ONES).requires_grad_(),), "bool"),
     ],
 )
 def test_other_strides_are_no_difference_and_hide_none_in_a_later_output(
@@ -412,7 +414,7 @@ def test_other_strides_are_no_difference_and_hide_none_in_a_later_output(
 
 
 def test_an_output_that_is_its_input_in_one_run_only_is_a_difference() -> None:
-    x, y = torch.ones(4), torch.ones(4)
+    x, y = torch.ones(4, 4).t(), torch.ones(4, 4).t()
     view, copy = collect_leaves((x[1:3],), {"x": x}), collect_leaves((y[1:3].clone(),), {"x": y})
     for actual, expected in ((view, copy), (copy, view)):
         difference = mismatch(actual, expected)
