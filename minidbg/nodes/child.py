@@ -19,6 +19,7 @@ from minidbg.core.errors import BackendUnreachable
 from minidbg.core.metrics import Metrics, worst_of
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import plain
+from minidbg.core.run_spec import CallPath
 from minidbg.core.text import abridged
 from minidbg.fx.case import Case
 from minidbg.fx.context import entered_modes
@@ -26,6 +27,7 @@ from minidbg.fx.copying import returning
 from minidbg.fx.edit import CannotExtract, Piece, extract, is_tensor, is_unpacking, parts_of
 from minidbg.fx.effects import Fact, is_call, mode_of, op_name, tensors_in
 from minidbg.fx.effects import Mode as ModeChange
+from minidbg.fx.mutation import written_arguments
 from minidbg.fx.record import Recording
 from minidbg.judge.compare import Comparison, mismatch
 from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, leaves_of
@@ -68,38 +70,60 @@ class Table:
         places("eager")
         self.recording = recording_of(case)
         self.facts = self.recording.facts
-        self.nodes = [node for node in self.recording.nodes if node.name in set(names)]
+        self.calls = [node for node in self.recording.nodes if is_call(node)]
+        self.nodes = [node for node in self.calls if node.name in set(names)]
 
     def isolated(self) -> Iterator[dict[str, Any]]:
         for node in self.nodes:
             yield {"at": node.name}
-            if self.makes_tensors(node) and not is_unpacking(node, self.facts):
-                yield {"row": plain(self.alone(node))}
-            else:
+            if is_unpacking(node, self.facts) or not (self.makes_tensors(node) or writes(node)):
                 yield {}
+            else:
+                yield {"row": plain(self.alone(node))}
 
     def accumulated(self) -> Iterator[dict[str, Any]]:
-        """A tuple's parts have rows, and it has none."""
+        """A tuple's parts have rows, and it has none. What is written to later has no value left of
+        its own; what the graph writes to an input is the last row of that."""
         asked = [node for node in self.nodes if is_tensor(self.facts.get(node))]
-        yield {"at": ""}
-        comparisons: list[Comparison] = []
+        yield {"at": "", "asked": [node.name for node in asked]}
         if not asked:
             return
-        outcome = oracle.execute(
-            self.case.with_graph(returning(self.case.graph_module, asked), self.case.inputs),
-            note=self.places,
-            seen=comparisons.append,
-        )
-        if not comparisons or outcome.verdict in (Verdict.INVALID, Verdict.SKIPPED):
+        graph_module = returning(self.case.graph_module, asked)
+        graph_module.graph.eliminate_dead_code(has_effect)
+        graph_module.recompile()
+        outcome, comparison = self.compared(self.case.with_graph(graph_module, self.case.inputs))
+        if comparison is None:
             yield {"failed": why(outcome), "status": status_of_failure(outcome)}
             return
-        actual, expected = leaves_of(comparisons[0].actual), leaves_of(comparisons[0].expected)
-        runs = eager_runs_of(comparisons[0].eager, frozenset(Tag))
+        actual, expected = leaves_of(comparison.actual), leaves_of(comparison.expected)
+        runs, end = eager_runs_of(comparison.eager, frozenset(Tag)), len(self.recording.nodes)
         for index, node in enumerate(asked):
             own, wanted = (part_of_output(leaves, index) for leaves in (actual, expected))
             where, _ = self.places.of(own, outcome)
             row = replace(row_without_values(node, self.facts), ran_on=where)
-            yield {"row": plain(self.measured(row, own, wanted, runs))}
+            if later := self.recording.writes_to(node, end):
+                yield {"row": plain(replace(row, reason=f"{later[-1].name} writes to it later"))}
+            else:
+                yield {"row": plain(self.measured(row, own, wanted, runs))}
+        for index, node in enumerate(self.case.graph_module.graph.find_nodes(op="placeholder")):
+            if self.recording.writes_to(node, end) and self.nodes[-1] is self.calls[-1]:
+                label = f"input {index} after the call"
+                own, wanted = ({label: leaves[label]} for leaves in (actual, expected))
+                row = Row(node.name, "after the call")
+                yield {"row": plain(self.measured(row, own, wanted, runs))}
+
+    def compared(self, case: Case, *calls: CallPath) -> tuple[Outcome, Comparison | None]:
+        """By the call path of ``case``; where that proves nothing, since dynamo hands over another
+        graph or takes none of these modules, directly."""
+        comparisons: list[Comparison] = []
+        for call in calls or (case.spec.call, CallPath.DIRECT):
+            comparisons.clear()
+            case = case.with_spec(call=call)
+            outcome = oracle.execute(case, note=self.places, seen=comparisons.append)
+            if outcome.verdict is not Verdict.INVALID:
+                break
+        is_judged = comparisons and outcome.verdict not in (Verdict.INVALID, Verdict.SKIPPED)
+        return outcome, comparisons[0] if is_judged else None
 
     def makes_tensors(self, node: fx.Node) -> bool:
         fact = self.facts.get(node)
@@ -116,13 +140,14 @@ class Table:
             piece = cut_out(self.recording, node)
         except CannotExtract as refusal:
             return replace(row, reason=f"no eager value: {refusal}")
-        comparisons: list[Comparison] = []
+        # dynamo itself gives ``z.real``, and the backend a graph without it
+        calls = (CallPath.DIRECT,) if op_name(node) in ("getattr", "_get_data_attr") else ()
         case = self.case.with_graph(piece.graph_module, piece.inputs)
-        outcome = oracle.execute(case, note=self.places, seen=comparisons.append)
-        if not comparisons or outcome.verdict in (Verdict.INVALID, Verdict.SKIPPED):
+        outcome, comparison = self.compared(case, *calls)
+        if comparison is None:
             return replace(row, status=status_of_failure(outcome), reason=why(outcome))
-        runs = eager_runs_of(comparisons[0].eager, frozenset(Tag))
-        actual, expected = leaves_of(comparisons[0].actual), leaves_of(comparisons[0].expected)
+        runs = eager_runs_of(comparison.eager, frozenset(Tag))
+        actual, expected = leaves_of(comparison.actual), leaves_of(comparison.expected)
         where, reason = self.places.of(actual, outcome)
         row = self.measured(replace(row, ran_on=where), actual, expected, runs)
         return replace(row, reason=row.reason or reason)
@@ -134,12 +159,14 @@ class Table:
             difference = mismatch(actual, expected, runs, self.case.spec, notes, unjudged)
         except CannotCompare as refusal:
             return replace(row, reason=str(refusal))
-        outputs = [where for where, leaf in expected.items() if leaf.role == "output"]
-        outputs = [where for where in outputs if where not in unjudged]
-        metrics = [metrics_of_leaf(where, actual, expected, runs) for where in outputs]
-        if not metrics:
+        outputs = [at for at, leaf in expected.items() if leaf.role == "output"] or [*expected]
+        outputs += [difference["where"]] if difference and difference["where"] in expected else []
+        leaves = {where: expected[where].value for where in outputs if where not in unjudged}
+        tensors = [where for where in leaves if not getattr(leaves[where], "is_meta", False)]
+        metrics = [metrics_of_leaf(where, actual, expected, runs) for where in tensors]
+        if not metrics and not difference:
             return replace(row, reason="; ".join(notes) or "it gives nothing to compare")
-        worst = worst_of(metrics)
+        worst = worst_of(metrics) if metrics else Metrics()
         failed = difference and OF_CATEGORY.get(difference["category"], Status.NUMERICS_FAIL)
         return replace(
             row,
@@ -196,6 +223,14 @@ class Places:
         before = graphs_of_inductor()
         compiles_one_op(self.case.compiler, self.case.spec, self.case.inputs)
         return graphs_of_inductor() > before
+
+
+def writes(node: fx.Node) -> bool:
+    return next(written_arguments(node), None) is not None
+
+
+def has_effect(node: fx.Node) -> bool:
+    return not is_call(node) or writes(node) or mode_of(node) is not ModeChange.NONE
 
 
 def recording_of(case: Case) -> Recording:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -106,7 +107,8 @@ def nodes(
         bad = next((row for row in rows if row.status.is_bad), None)
         print_rows(rows, bad)
         click.echo(ending(path, case, rows, bad, seconds))
-    sys.exit(1 if bad else 0)
+    judged = any(row.status == Status.OK for row in rows)
+    sys.exit(1 if bad else 0 if judged else output.CANNOT_JUDGE)
 
 
 def writers_of(files: contextlib.ExitStack, csv_file: Path | None, jsonl_file: Path | None) -> Any:
@@ -153,20 +155,22 @@ def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds
     else the whole graph."""
     from minidbg import oracle, repro
     from minidbg.core import settings
+    from minidbg.core.run_spec import CallPath
     from minidbg.fx.edit import CannotExtract
     from minidbg.nodes.walk import case_of_node
     from minidbg.reduction.publishing import with_failure
 
+    this = f"minidbg nodes {shlex.quote(display_path(path))}"
     if bad is None:
         judged = sum(row.status == "ok" for row in rows)
-        other = f"minidbg nodes {display_path(path)} --backend NAME"
-        return f"no bad row of {judged} judged; another backend: {other}"
+        return f"no bad row of {judged} judged; another backend: {this} --backend NAME"
     if bad.status == "error" and bad.ran_elsewhere:
         ran = sum(row.ran_elsewhere for row in rows)
         return f"{ran} of {len(rows)} nodes ran elsewhere; next: a kernel for {bad.op}"
     cases = [case]
     with contextlib.suppress(CannotExtract):
-        cases.insert(0, case_of_node(case, bad.node))
+        alone = case_of_node(case, bad.node)
+        cases[:0] = [alone, alone.with_spec(call=CallPath.DIRECT)]
     for failing in cases:
         outcome = oracle.ask(failing, seconds=seconds * 3)
         if outcome.verdict == "reproduces":
@@ -174,9 +178,12 @@ def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds
             limit = chosen.value_limit_bytes
             failing = with_failure(failing, outcome)
             capture = repro.keep_capture(failing, chosen.repro_dir, value_limit_bytes=limit)
-            return f"next: minidbg reduce {display_path(capture)}"
+            return f"next: minidbg reduce {shlex.quote(display_path(capture))}"
     note("minidbg's own judge sees no failure in that node alone, nor in the graph")
-    return f"next: minidbg nodes {display_path(path)} --mode accumulated"
+    asked = click.get_current_context().params
+    mode = "isolated" if bad.mode == "accumulated" else "accumulated"
+    kept = (f"--{name}={asked[name]}" for name in ("backend", "judge", "golden") if asked[name])
+    return f"next: {this} {shlex.join([*kept, f'--mode={mode}'])}"
 
 
 def case_in(path: Path, backend: str | None, until_the_end: contextlib.ExitStack) -> Case:

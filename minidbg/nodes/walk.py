@@ -158,7 +158,8 @@ def accumulated(asker: Asker, names: Sequence[str], whole: int) -> Iterator[Row]
         for half in (names[:middle], names[middle:]):
             yield from accumulated(asker, half, whole)
     else:
-        yield from (unmeasured(asker, name, failure) for name in names)
+        have_rows = next((line["asked"] for line in lines if "asked" in line), names)
+        yield from (unmeasured(asker, name, failure) for name in have_rows)
 
 
 def unmeasured(asker: Asker, name: str, failure: dict[str, Any]) -> Row:

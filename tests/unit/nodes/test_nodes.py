@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from node_tables import TABLES, always_inductor, gives_softmax_to_inductor, hands_back, returns_what_it_got
 from one_op import on_op
 from torch import fx
-from torch._inductor.compile_fx import compile_fx
 
 from minidbg import commands
 from minidbg.core.run_spec import Context
 from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.nodes.row import Row, TableMode
 from minidbg.nodes.walk import MOST_IN_A_CHILD, node_rows
 from minidbg.repro.cases import backend_named, case_of
@@ -62,10 +63,6 @@ def test_the_planted_node_is_the_only_bad_row() -> None:
     assert off == []
 
 
-def returns_what_it_got(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return lambda *inputs: (inputs[0],) if "add" in gm.code else gm(*inputs)
-
-
 def test_a_sum_with_zero_may_be_its_own_argument() -> None:
     graph = fx.Graph()
     graph.output((graph.call_function(torch.add, (graph.placeholder("x"), 0.0)),))
@@ -78,20 +75,6 @@ def test_a_sum_with_zero_may_be_its_own_argument() -> None:
     )
 
 
-def gives_softmax_to_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    if "softmax" in gm.code:
-        return compile_fx(gm, list(example_inputs))
-    return lambda *inputs: gm(*inputs)
-
-
-def always_inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return compile_fx(gm, list(example_inputs))
-
-
-def hands_back(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return gm.forward
-
-
 @pytest.mark.parametrize(
     ("backend", "where"),
     [(gives_softmax_to_inductor, ["cpu", "cpu (inductor)"]), (always_inductor, ["cpu", "cpu"]),
@@ -100,6 +83,15 @@ def hands_back(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..
 def test_who_ran_a_node_in_the_backends_place(backend: Any, where: list[str]) -> None:
     rows = list(node_rows(chain(backend, before=1, after=0), seconds=SECONDS))
     assert [row.ran_on for row in rows[:2]] == where
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_written_read_or_nested_has_a_row_of_its_own(name: str) -> None:
+    program, inputs, backend, mode, op = TABLES[name]
+    graph_module, values = capture_by_dynamo(program, inputs)
+    case = case_of(graph_module, values, backend_named(backend), context=Context(grad=False))
+    rows = list(node_rows(case, mode=TableMode(mode), seconds=SECONDS))
+    assert [row.op for row in rows if row.status.is_bad][:1] == ([op] if op else [])
 
 
 @pytest.mark.slow
