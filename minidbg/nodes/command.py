@@ -182,8 +182,8 @@ def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds
     note("minidbg's own judge sees no failure in that node alone, nor in the graph")
     asked = click.get_current_context().params
     mode = "isolated" if bad.mode == "accumulated" else "accumulated"
-    kept = (f"--{name}={asked[name]}" for name in ("backend", "judge", "golden") if asked[name])
-    return f"next: {this} {shlex.join([*kept, f'--mode={mode}'])}"
+    orders = (f"--{name}={asked[name]}" for name in ("backend", "judge", "golden") if asked[name])
+    return f"next: {this} {shlex.join([*orders, f'--mode={mode}'])}"
 
 
 def case_in(path: Path, backend: str | None, until_the_end: contextlib.ExitStack) -> Case:

@@ -76,8 +76,8 @@ class ScriptJudge:
         self.has_parameters = "torch.nn.Parameter" in model
         self.has_loops = any(f".higher_order.{loop}," in model for loop in torch_internals.LOOPS)
         is_dynamic = self.spec.dynamic if self.is_aten else any(self.spec.dynamic_dims)
-        results = case.graph_module.graph.output_node().args[0]
-        self.has_many_results = isinstance(results, (tuple, list)) and len(results) > 1
+        ends = case.graph_module.graph.find_nodes(op="output")
+        self.has_many_results = any(len(node.all_input_nodes) > 1 for node in ends)
         self.has_symbols = bool(is_dynamic) and any(type(value) is int for value in case.inputs)
         """Whether plain integers among the inputs become symbols, as AOTAutograd makes them."""
         self.modes, self.statements = modes_of(self.spec.context)
