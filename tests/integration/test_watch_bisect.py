@@ -89,8 +89,10 @@ def test_a_build_runs_at_each_commit_and_where_it_fails_nothing_is_judged(reposi
     (repository.folder / "built.txt").unlink(missing_ok=True)
     log = repository.folder.parent / "builds.txt"
     build = f"pwd >> {log}; test ! -e unbuildable"
+    told: list[str] = []
     with pytest.raises(MinidbgError, match="cannot be judged"):
-        bisecting.bisect_revisions(good, bad, repository.repro, print, build=build)
+        bisecting.bisect_revisions(good, bad, repository.repro, told.append, build=build)
+    assert any(line.endswith("the build fails: exit status 1") for line in told)
     assert str(repository.folder) not in log.read_text().splitlines(), "builds happen in the worktree"
     repository.commit(BROKEN, "later")
     assert bisecting.bisect_revisions(repository.commits[1], bad, repository.repro, print).commit == culprit

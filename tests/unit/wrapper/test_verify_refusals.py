@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from minidbg.core.settings import Settings
-from minidbg.wrapper.verify_runs import bytes_of_a_run, declared_otherwise, refusal
+from minidbg.wrapper.verify_runs import bytes_of_a_run, declared_otherwise, refusal, snapshot_of
 
 
 def graph_of(*targets: Callable[..., Any], values: Any = None) -> fx.GraphModule:
@@ -71,12 +71,17 @@ def test_copies_beyond_the_limit_are_refused() -> None:
     settings = Settings(value_limit_bytes=8)
     assert refusal(graph_of(torch.sin), X, frozenset(), settings) is None
     assert "value_limit_bytes" in str(refusal(graph_of(torch.sin), X, frozenset({0}), settings))
+    assert refusal(graph_of(torch.sin), X, frozenset({0}), Settings(value_limit_bytes=16)) is None
 
 
 def test_what_would_not_fit_beside_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     graph = graph_of(torch.sin, values=torch.empty(4000, device="meta"))
     assert "and 0.0 GB are free" in str(refusal(graph, X, frozenset(), Settings()))
+    before = snapshot_of(graph, X, frozenset(), "")
+    assert before.eager(backward=False)
+    with pytest.raises(MemoryError, match="free"):  # one that explains a difference can be left out
+        before.eager(lambda value: value, backward=False)
 
 
 @pytest.mark.parametrize(("grad", "values"), [(True, 3), (False, 2)])
