@@ -12,6 +12,8 @@ read where they are there, else torch makes values up.
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import logging
 import re
 import sys
@@ -78,6 +80,8 @@ def failure_head(error: object) -> str:
 # --- programs of torch.export ---
 
 
+RESULT_CLASS = re.compile(r'\\"type\\": \\"([\w.]+)\.\w+\\"')
+"""In JSON that is a text in JSON."""
 SAVE_IT = "save it with torch.export.save(exported_program, path), by this version of torch"
 
 
@@ -86,6 +90,7 @@ def read_exported(path: Path) -> ExportedProgram:
     if not zipfile.is_zipfile(path):
         raise errors.UnreadableRepro(f"{path}: not an archive of torch.export; {SAVE_IT}")
     try:
+        import_result_classes(path)
         return torch_internals.load_exported(path)
     except errors.MinidbgError:
         raise
@@ -93,6 +98,17 @@ def read_exported(path: Path) -> ExportedProgram:
         what = f"torch.export cannot load it ({type(error).__name__}: {failure_head(error)})"
         what = getattr(error, "strerror", None) or what
         raise errors.UnreadableRepro(f"{path}: {what}; {SAVE_IT}") from error
+
+
+def import_result_classes(path: Path) -> None:
+    """Import the modules of classes that the program returns (transformers has many): torch reads
+    those that their module has registered."""
+    with zipfile.ZipFile(path) as archive:
+        models = [name for name in archive.namelist() if name.endswith("models/model.json")]
+        text = "".join(archive.read(name).decode(errors="replace") for name in models)
+    for module in sorted(set(RESULT_CLASS.findall(text))):
+        with contextlib.suppress(Exception):  # then torch says what it lacks
+            importlib.import_module(module)
 
 
 def cases_of_exported(program: ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:

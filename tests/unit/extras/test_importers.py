@@ -6,7 +6,9 @@ The texts of such repros have the forms that torch 2.13 writes.
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,22 @@ from minidbg.repro.cases import backend_named
 
 
 class Sum(torch.nn.Module):
-    """A dictionary and a keyword as inputs."""
+    """A dictionary and a keyword as inputs, and a class of its own as result."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(4, 2)
 
-    def forward(self, given: dict[str, torch.Tensor], *, k: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.relu(self.linear(given["x"] + given["y"])) + k
-        return result
+    def forward(self, given: dict[str, torch.Tensor], *, k: torch.Tensor) -> Answer:
+        return Answer(torch.relu(self.linear(given["x"] + given["y"])) + k)
+
+
+@dataclass
+class Answer:
+    result: torch.Tensor
+
+
+torch.export.register_dataclass(Answer, serialized_type_name="late_results.Answer")
 
 
 def exported(**options: Any) -> torch.export.ExportedProgram:
@@ -44,6 +53,7 @@ def test_a_saved_program_is_one_graph_in_inference_and_in_training(tmp_path: Pat
     inference, training = importers.cases_of_exported(
         importers.read_exported(path), backend_named("aot_eager")
     )
+    assert "late_results" in sys.modules, "torch reads a class that its module has registered"
     assert (inference.spec.context.grad, inference.spec.backward) == (False, False)
     assert (training.spec.context.grad, training.spec.backward) == (True, True)
     targets = [str(node.target) for node in inference.graph_module.graph.nodes if node.op == "call_function"]

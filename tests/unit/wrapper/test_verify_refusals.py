@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -49,10 +48,6 @@ def test_no_backend_is_blamed_for_an_input_that_is_not_what_dynamo_declared(give
     assert says in found
     assert bool(says) == bool(found)
     assert declared_otherwise(graph, (given,), frozenset({0})) == "", "the graph may have written to it"
-
-
-def test_a_plain_graph_is_not_refused() -> None:
-    assert refusal(graph_of(torch.sin, operator.neg), X, frozenset(), Settings()) is None
 
 
 @pytest.mark.parametrize("target", [torch.ops.aten._print.default, torch.ops.aten._print], ids=str)
