@@ -104,7 +104,8 @@ def message_lines(case: Case, *, unchanged: bool = False) -> list[str]:
         message = re.sub(pattern, replacement, message)
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     telling = meaningful_lines(message)
-    if lines and telling and len(telling) <= 2 and telling[0] not in lines:
+    are_new = len(telling) <= 2 and not {*telling[:1]} & {line.strip() for line in lines}
+    if lines and telling and are_new:
         whole = (next((line for line in lines if one in line), one) for one in telling)
         lines = [lines[0], *(whole if unchanged else telling)]
     if more := len(lines[QUOTED_LINES:]):

@@ -149,6 +149,7 @@ def test_addresses_and_files_of_one_process_are_left_out_of_the_message(make_cas
     said = docstring(make_case(provenance=Provenance(message=message + frame)), values="")
     assert said.splitlines()[0].endswith("<Graph object> of this script, page 0x..., flags 0x1f")
     assert "see above" in said
+    assert len(message_lines(make_case(provenance=Provenance(message="\tno kernel")))) == 1
     assert not any(one in said for one in ("line 12", "user code", "y = torch"))
 
 
