@@ -89,6 +89,18 @@ class CallSnapshot:
                 with torch.no_grad(), torch_internals.same_versions([value]):
                     memory_of(value).copy_(memory_of(copied))
 
+    def changed_unseen(self, args: Sequence[Any]) -> Iterator[int]:
+        """The inputs that eager leaves as they are and the call has not, where no leaf shows it."""
+        yield from (index for index, bits in self.sums if sum_of_bits(args[index]) != bits)
+        plain = (i for i in self.copied - self.written if has_plain_memory(args[i]))
+        for index in {storage_key(args[i]): i for i in plain}.values():  # each memory once
+            value, byte = args[index], torch.empty(0, dtype=torch.uint8, device=args[index].device)
+            both = (value, self.inputs[index])
+            whole, before = (byte.detach().set_(x.untyped_storage()) for x in both)
+            is_part = len(whole) == len(before) > value.numel() * value.itemsize
+            if is_part and not torch.equal(whole, before):  # beside the view, which is a leaf
+                yield index
+
     def eager(
         self, change: Change = unchanged, seed: int | None = None, *, backward: bool, may_refuse: bool = False
     ) -> dict[str, Any]:
@@ -151,16 +163,6 @@ def sum_of_bits(value: Tensor) -> int:
         rest = flat[len(flat) // PRIME * PRIME :]
         rows[: len(rest)] += rest
         return int((rows * torch.arange(1, PRIME + 1, device=rows.device)).sum())
-
-
-def is_changed_beside(value: Any, copied: Any) -> bool:
-    """Whether the memory that a view is a part of is no longer what it was."""
-    if not (has_plain_memory(value) and has_plain_memory(copied)):
-        return False
-    byte = torch.empty(0, dtype=torch.uint8, device=value.device)
-    whole, before = (byte.detach().set_(x.untyped_storage()) for x in (value, copied))
-    is_part = len(whole) == len(before) > value.numel() * value.itemsize
-    return is_part and not torch.equal(whole, before)
 
 
 def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:
