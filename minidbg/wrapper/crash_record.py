@@ -64,22 +64,6 @@ class CrashRecord:
         """A block in which the process may die; ``values`` are what the graph is called with."""
         return RecordedStep(self, step, link, values)
 
-    def begin(self, step: Step, link: Link, values: Sequence[Any]) -> None:
-        """Have the record on disk under the name of ``step``. Raises what a handler of a signal
-        does, and no other ordinary exception."""
-        try:
-            if self.name is not None and self.name.pid != os.getpid():
-                return  # forked: it is our parent's
-            if step is not Step.BACKWARD and (self.name is None or link is not self.link):
-                self.write(step, link, values)
-            self.move(step)
-        except Exception as trouble:  # no script form or room, our bug: the backend is still called
-            self.discard()
-            if is_of_a_signal_handler(trouble):
-                raise
-            exc_info = not isinstance(trouble, MinidbgError | OSError)
-            log.debug("crash_record_failed: %s", trouble, exc_info=exc_info)
-
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
         self.discard()
         with torch_internals.restoring_random_numbers(values), torch_internals.outside_tracing():
@@ -196,10 +180,24 @@ class RecordedStep:
         self.began = 0.0
 
     def __enter__(self) -> None:
-        if self.record.is_on:
-            self.record.inside.add(threading.get_ident())
-            self.record.begin(self.step, self.link, self.values)
-            self.began = PROCESS.clock()
+        """The record is on disk under the name of the step. Raises what a handler of a signal does,
+        and no other ordinary exception."""
+        record, step, link = self.record, self.step, self.link
+        if not record.is_on:
+            return
+        record.inside.add(threading.get_ident())
+        try:
+            if record.name is None or record.name.pid == os.getpid():  # else it is our parent's
+                if step is not Step.BACKWARD and (record.name is None or link is not record.link):
+                    record.write(step, link, self.values)
+                record.move(step)
+        except Exception as trouble:  # no script form or room, our bug: the backend is still called
+            record.discard()
+            if is_of_a_signal_handler(trouble):
+                raise
+            exc_info = not isinstance(trouble, MinidbgError | OSError)
+            log.debug("crash_record_failed: %s", trouble, exc_info=exc_info)
+        self.began = PROCESS.clock()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

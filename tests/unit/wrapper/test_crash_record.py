@@ -71,7 +71,7 @@ def test_record_is_there_during_a_step_and_rests_between_two(
 def test_record_loads_as_the_case_with_its_indices_and_masks(
     record: crash_record.CrashRecord, repro_dir: Path
 ) -> None:
-    record.begin(Step.RUN, LINK, VALUES)
+    record.during(Step.RUN, LINK, VALUES).__enter__()
     capture = crash_records.as_capture(record.path)
     header = read_header(capture)
     case = load(capture)
@@ -94,7 +94,7 @@ def test_only_a_call_with_a_backward_asks_for_one(
     record: crash_record.CrashRecord, grad: bool, requires: bool
 ) -> None:
     with torch.set_grad_enabled(grad):
-        record.begin(Step.RUN, LINK, [VALUES[0].clone().requires_grad_(requires), *VALUES[1:]])
+        record.during(Step.RUN, LINK, [VALUES[0].clone().requires_grad_(requires), *VALUES[1:]]).__enter__()
     assert load(crash_records.as_capture(record.path)).spec.backward is (grad and requires)
 
 
@@ -155,8 +155,8 @@ def test_backend_that_no_import_reaches_is_left_to_be_filled_in(repro_dir: Path)
 
 
 def test_other_link_of_a_chain_gets_its_own_record(record: crash_record.CrashRecord, repro_dir: Path) -> None:
-    record.begin(Step.COMPILE, LINK, VALUES)
-    record.begin(Step.COMPILE, Link(raises_on_relu), VALUES)
+    record.during(Step.COMPILE, LINK, VALUES).__enter__()
+    record.during(Step.COMPILE, Link(raises_on_relu), VALUES).__enter__()
     ((path, _),) = crash_records.records(repro_dir)
     assert "raises_on_relu" in path.read_text()
 
@@ -164,7 +164,7 @@ def test_other_link_of_a_chain_gets_its_own_record(record: crash_record.CrashRec
 def test_forked_child_leaves_its_parents_record_alone(
     record: crash_record.CrashRecord, repro_dir: Path
 ) -> None:
-    record.begin(Step.COMPILE, LINK, VALUES)
+    record.during(Step.COMPILE, LINK, VALUES).__enter__()
     if not (pid := os.fork()):
         try:
             record.move(Step.IDLE)
@@ -180,7 +180,7 @@ def test_forked_child_leaves_its_parents_record_alone(
 def test_nothing_is_writable_by_everybody(record: crash_record.CrashRecord, repro_dir: Path) -> None:
     before = os.umask(0)
     try:
-        record.begin(Step.COMPILE, LINK, VALUES)
+        record.during(Step.COMPILE, LINK, VALUES).__enter__()
     finally:
         os.umask(before)
     for path in (repro_dir, *repro_dir.rglob("*")):
