@@ -223,13 +223,15 @@ def prove(case: Case, exactness: Exactness, folder: Path, session: Session) -> t
         ended = (begun() if begun else None) or alone()
         if ended.exit_status in (0, 3) and variables:
             env = {name: context.env[name] for name in variables}
-            same = case.with_spec(context=replace(context, env=env, env_matters=True))
-            why = write(same)
-            again = alone()
-            if again.exit_status == 1:
-                case, ended = same, again
-            else:
-                why = write(case)
+            for left_out in ("", *env):  # with all of them, then without one after the other
+                fewer = {name: value for name, value in env.items() if name != left_out}
+                same = case.with_spec(context=replace(context, env=fewer, env_matters=True))
+                why = write(same)
+                if (again := alone()).exit_status == 1:
+                    case, ended, env = same, again, fewer
+                elif not left_out:
+                    break
+            why = write(case)
         others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
         if others_shown or ended.exit_status in (0, 3):
             outcomes += [judged() for _ in range(RUNS_IN_DOUBT)]
