@@ -40,15 +40,15 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
         return FAR
     if not (off := (a - e).abs()).any():
         return Metrics(top1=top1, equal=equal)
-    sizes = off[e != 0] / e[e != 0].abs()
+    unit = torch.maximum(e.abs().max(), off.max())  # squares of what is large would be infinite
     return Metrics(
         pcc=_pcc(a, e),
         cosine=_cosine(a, e),
         max_abs=float(off.max()),
         mean_abs=float(off.mean()),
-        max_rel=float(sizes.max()) if sizes.numel() else 0.0,
-        sqnr=float(20 * torch.log10(e.norm() / off.norm())),
-        ratio=float((a - exact).norm() / (e - exact).norm()),
+        max_rel=float(torch.where(e == 0, 0, off / e.abs()).max()),
+        sqnr=float(20 * torch.log10((e / unit).norm() / (off / unit).norm())),
+        ratio=float(((a - exact) / unit).norm() / ((e - exact) / unit).norm()),
         top1=top1,
         equal=equal,
     )

@@ -280,7 +280,3 @@ def status_of_failure(outcome: Outcome) -> Status:
 def why(outcome: Outcome) -> str:
     words = outcome.message.strip().partition("\n")[0] if outcome.signature else ""
     return abridged(words or outcome.reason or outcome.in_words, 300)
-
-
-def call_names(case: Case) -> list[str]:
-    return [node.name for node in case.graph_module.graph.nodes if is_call(node)]

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from minidbg.fx.case import Case
     from minidbg.nodes.row import Row
 
-ON_A_TERMINAL = (
-    "node", "op", "line", "shape", "dtype", "pcc", "max_abs_diff", "sqnr_db", "ratio", "status",
-)  # fmt: skip
-"""The columns of the terminal; files have them all."""
-WIDTH_OF_A_FILE = 240
+METRICS_SHOWN = ("pcc", "max_abs_diff", "sqnr_db", "ratio", "status")
+ON_A_TERMINAL = ("node", "op", "line", "shape", "dtype", *METRICS_SHOWN)
+"""The columns of a terminal of ``WIDE`` columns, else without what the node is; files have all."""
+WIDE, WIDTH_OF_A_FILE = 120, 240
 """Columns of a terminal that is none: a file, a pipe."""
 
 
@@ -87,6 +86,8 @@ def nodes(
 
     if no_fallback and mode == "accumulated":
         raise click.UsageError("--no-fallback needs --mode isolated: it asks each node alone")
+    if csv_file is not None and csv_file == jsonl_file:
+        raise click.UsageError(f"--csv and --jsonl name one file: {csv_file}")
     with contextlib.ExitStack() as until_the_end:
         with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result
             case = case_in(path, backend, until_the_end)
@@ -132,22 +133,20 @@ def print_rows(rows: Sequence[Row], bad: Row | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(
-        no_color=output.colour() is False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE
-    )
-    table = Table(*ON_A_TERMINAL, "", box=box.SIMPLE_HEAD, pad_edge=False)
+    width = None if sys.stdout.isatty() else WIDTH_OF_A_FILE
+    console = Console(no_color=output.colour() is False, width=width)
+    names = ON_A_TERMINAL if console.width >= WIDE else (ON_A_TERMINAL[0], *METRICS_SHOWN)
+    table = Table(*names, "", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
-        values = ["" if (value := getattr(row, name)) is None else value for name in ON_A_TERMINAL]
+        values = ["" if (value := getattr(row, name)) is None else value for name in names]
         cells = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
-        mark = "<------ " if row is bad else ""
-        remark = row.reason if row.status.is_bad or row.status == "no_golden" else ""
+        mark = "<------" if row is bad else ""
         style = "red" if row.status.is_bad else ""
-        table.add_row(
-            *(Text(printable(cell)) for cell in cells),
-            Text(mark + printable(remark)),
-            style=style,
-        )
+        table.add_row(*(Text(printable(cell)) for cell in cells), mark, style=style)
     console.print(table)
+    for row in rows:
+        if row.reason and (row.status.is_bad or row.status == "no_golden"):
+            click.echo(printable(f"{row.node}: {row.reason}"))
 
 
 def ending(path: Path, case: Case, rows: Sequence[Row], bad: Row | None, seconds: float) -> str:

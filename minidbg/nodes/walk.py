@@ -23,9 +23,9 @@ from minidbg.core.machine import memory_limit
 from minidbg.core.records import record_of
 from minidbg.core.text import last_line
 from minidbg.fx.case import Case
+from minidbg.fx.effects import is_call
 from minidbg.judge.death import outcome_of_death
 from minidbg.nodes.child import (
-    call_names,
     cut_out,
     recording_of,
     row_without_values,
@@ -44,6 +44,7 @@ START_S = 300.0
 """For imports, and for eager's run of the whole graph."""
 TIMES_ACCUMULATED = 6.0
 """The whole graph with all its values may take so many times the limit of a node."""
+RIGHT_ALONE = "not so in a process of its own: the backend keeps something of the nodes before it"
 PARTS = 4
 """In so many parts are the values of a graph asked for at last, where it fails with all of them."""
 
@@ -121,7 +122,7 @@ def node_rows(
         package = stack.enter_context(oracle.packed(case))
         limit = seconds if mode is TableMode.ISOLATED else seconds * TIMES_ACCUMULATED
         asker = Asker(case, package, mode, limit, submit)
-        names = call_names(case)
+        names = [node.name for node in case.graph_module.graph.nodes if is_call(node)]
         if mode is TableMode.ISOLATED:
             yield from isolated(asker, names)
         else:
@@ -129,17 +130,24 @@ def node_rows(
 
 
 def isolated(asker: Asker, names: Sequence[str]) -> Iterator[Row]:
-    waiting, alone = list(names), False
+    """The first bad row is asked for again, alone: a backend may keep what a node left in it."""
+    waiting, alone, doubted = list(names), False, None
     while waiting:
         end: dict[str, Any] | None = None
         count, times = (1, TIMES_ALONE) if alone else (MOST_IN_A_CHILD, 1.0)
         for line in asker.lines(waiting[:count], times):
+            row = record_of(line["row"], Row) if "row" in line else None
             if "end" in line:
                 end = line
+            elif row is not None and row.status.is_bad and not alone and doubted is None:
+                doubted, end = row, {"end": row.reason}
+                break
             elif "at" not in line:
                 waiting.pop(0)
-                if "row" in line:
-                    yield record_of(line["row"], Row)
+                if doubted is not None and row is not None and row.node == doubted.node:
+                    row = row if row.status.is_bad else replace(doubted, reason=RIGHT_ALONE)
+                if row is not None:
+                    yield row
         if end is not None and waiting and alone:
             yield unmeasured(asker, waiting.pop(0), end)
             end = None

@@ -207,16 +207,13 @@ class RecordedStep:
         if record.name is None:
             return
         is_interrupt = isinstance(error, KeyboardInterrupt)
-        if isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD):
-            record.close()  # an exception can be answered
-        elif is_interrupt and PROCESS.clock() - self.began < crash_records.LONG_S:
+        is_answered = isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD)
+        if is_answered or (is_interrupt and PROCESS.clock() - self.began < crash_records.LONG_S):
             record.close()
-        elif is_interrupt:
-            if record.name.step is not Step.WAITING:  # it is another rank that hangs
+        elif error is not None:  # SystemExit, a panic, the end of a hang
+            if is_interrupt and record.name.step is not Step.WAITING:  # else another rank hangs
                 record.move(Step.INTERRUPTED)
             record.leave()
-        elif error is not None:
-            record.leave()  # SystemExit, a panic
         elif not record.inside:
             record.move(Step.IDLE)
 

@@ -52,6 +52,15 @@ def writing_wrongly(gm: fx.GraphModule, example_inputs: Sequence[Any], *, op: st
     return interpreter.run
 
 
+COMPILED: list[fx.GraphModule] = []
+
+
+def forgets_itself(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Wrong from the third graph of a process on."""
+    COMPILED.append(gm)
+    return lambda *inputs: tuple(value + (len(COMPILED) > 2) for value in gm(*inputs))
+
+
 def writes_by(op: str) -> functools.partial[CompiledFn]:
     return functools.partial(writing_wrongly, op=op)
 

@@ -93,6 +93,7 @@ ROWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "zeros": (torch.zeros(3), torch.zeros(3), {"cosine": 1.0, "pcc": 1.0, "sqnr": INF}),
     "zeros for numbers": (torch.zeros(2), T([1.0, 2.0]), {"cosine": 0.0, "sqnr": 0.0, "max_rel": 1.0}),
     "numbers for zeros": (T([1.0, 2.0]), torch.zeros(2), {"cosine": 0.0, "sqnr": -INF, "max_rel": 0.0}),
+    "huge numbers": (torch.ones(2).double() * 2e200, torch.ones(2).double() * 1e200, {"sqnr": 0.0}),
     "tiny numbers": (T([1e-30, 2e-30]), T([1e-30, 2e-30]), {"cosine": 1.0}),
     "a tie at the top": (T([[1.0, 3.0, 2.0]]), T([[3.0, 3.0, 1.0]]), {"top1": 1.0}),
     "another at the top": (T([[1.0, 3.0], [5.0, 1.0]]), T([[3.0, 1.0], [5.0, 1.0]]), {"top1": 0.5}),

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import node_tables as tables
 import pytest
 import torch
-from node_tables import TABLES, always_inductor, gives_softmax_to_inductor, hands_back, returns_what_it_got
 from one_op import on_op
 from torch import fx
 
@@ -66,28 +66,31 @@ def test_the_planted_node_is_the_only_bad_row() -> None:
 def test_a_sum_with_zero_may_be_its_own_argument() -> None:
     graph = fx.Graph()
     graph.output((graph.call_function(torch.add, (graph.placeholder("x"), 0.0)),))
-    backend, context = backend_named(returns_what_it_got), Context(grad=False)
+    backend, context = backend_named(tables.returns_what_it_got), Context(grad=False)
     case = case_of(fx.GraphModule({}, graph), (torch.ones(3),), backend, context=context)
     (row,) = node_rows(case, seconds=SECONDS)
-    assert (row.status, row.reason) == (
-        "ok",
-        "output 0 and input 0 after the call share memory; in eager they do not",
-    )
+    assert row.status == "ok"
+    assert row.reason == "output 0 and input 0 after the call share memory; in eager they do not"
 
 
 @pytest.mark.parametrize(
     ("backend", "where"),
-    [(gives_softmax_to_inductor, ["cpu", "cpu (inductor)"]), (always_inductor, ["cpu", "cpu"]),
-     (hands_back, ["eager (handed back)"] * 2)],
+    [(tables.gives_softmax_to_inductor, ["cpu", "cpu (inductor)"]), (tables.always_inductor, ["cpu", "cpu"]),
+     (tables.hands_back, ["eager (handed back)"] * 2)],
 )  # fmt: skip
 def test_who_ran_a_node_in_the_backends_place(backend: Any, where: list[str]) -> None:
     rows = list(node_rows(chain(backend, before=1, after=0), seconds=SECONDS))
     assert [row.ran_on for row in rows[:2]] == where
 
 
-@pytest.mark.parametrize("name", TABLES)
+def test_a_node_that_is_wrong_only_after_others_says_so() -> None:
+    rows = node_rows(chain(tables.forgets_itself, before=2, after=2), seconds=SECONDS)
+    assert next(row.reason for row in rows if row.status.is_bad).startswith("not so in a process of its own")
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
 def test_what_is_written_read_or_nested_has_a_row_of_its_own(name: str) -> None:
-    program, inputs, backend, mode, op = TABLES[name]
+    program, inputs, backend, mode, op = tables.TABLES[name]
     graph_module, values = capture_by_dynamo(program, inputs)
     case = case_of(graph_module, values, backend_named(backend), context=Context(grad=False))
     rows = list(node_rows(case, mode=TableMode(mode), seconds=SECONDS))
