@@ -70,14 +70,14 @@ class Judge:
 
     @classmethod
     def of(cls, text: str) -> Judge:
-        """Raises BadJudge."""
-        plain = " ".join(re.sub("([<=>]+)", r" \1 ", text).split())
+        """Takes a table's columns as names too (``sqnr_db``). Raises BadJudge."""
+        named = re.sub("(?<=abs|rel)_diff|(?<=sqnr)_db", "", text)
+        plain = " ".join(re.sub("([<=>]+)", r" \1 ", named).split())
         expression = re.sub("(top1|equal)(?! [<=>])", r"\1 == 1", plain)
         with contextlib.suppress(SyntaxError, MemoryError):
             if JUDGE.fullmatch(plain) and compile(expression, "<judge>", "eval"):
                 return cls(plain, expression)
-        shown = repr(text).replace("; ", ";")  # what comes after one is advice
-        raise BadJudge(f"{shown} is no judge")
+        raise BadJudge(f"{text!r} is no judge".replace("; ", ";"))  # there advice begins
 
     def accepts(self, metrics: Metrics) -> bool:
         return bool(eval(self.expression, {"__builtins__": {}}, asdict(metrics)))

@@ -122,7 +122,7 @@ def test_a_judge_accepts_what_its_expression_says_of_each_result() -> None:
     rows = {
         "pcc>=0.99": True, "pcc>=0.999": False, "cosine>=0.99 and max_abs<1e-3": True, "top1": True,
         "equal": True, "pcc>0.999 or sqnr>=10": True, "pcc>=.99 and pcc<=1": True, "ratio<1.5": True,
-        "sqnr > -3": True, "max_rel == 0": True,
+        "sqnr_db > -3": True, "max_rel_diff == 0": True,
     }  # fmt: skip
     assert {text: Judge.of(text).accepts(good) for text in rows} == rows
     assert [text for text in rows if Judge.of(text).accepts(bad)] == []
