@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 METRICS_SHOWN = ("pcc", "max_abs_diff", "sqnr_db", "ratio", "status")
 ON_A_TERMINAL = ("node", "op", "line", "shape", "dtype", *METRICS_SHOWN)
 """The columns of a terminal of ``WIDE`` columns, else without what the node is; files have all."""
-WIDE, WIDTH_OF_A_FILE = 120, 240
-"""Columns of a terminal that is none: a file, a pipe."""
+WIDE, WIDTH_OF_A_FILE = 120, 240  # columns, where none is a terminal
 
 
 @click.command()
@@ -130,19 +129,20 @@ def writers_of(files: contextlib.ExitStack, csv_file: Path | None, jsonl_file: P
 def print_rows(rows: Sequence[Row], bad: Row | None) -> None:
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     width = None if sys.stdout.isatty() else WIDTH_OF_A_FILE
     console = Console(no_color=output.colour() is False, width=width)
     names = ON_A_TERMINAL if console.width >= WIDE else (ON_A_TERMINAL[0], *METRICS_SHOWN)
-    table = Table(*names, "", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    whole = {*METRICS_SHOWN, ""}  # half a number is another one
+    columns = [Column(name, no_wrap=name in whole, overflow="fold") for name in (*names, "")]
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         values = ["" if (value := getattr(row, name)) is None else value for name in names]
         cells = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
-        mark = "<------" if row is bad else ""
-        style = "red" if row.status.is_bad else ""
-        table.add_row(*(Text(printable(cell)) for cell in cells), mark, style=style)
+        cells.append("<------" if row is bad else "")
+        table.add_row(*map(Text, map(printable, cells)), style="red" if row.status.is_bad else "")
     console.print(table)
     for row in rows:
         if row.reason and (row.status.is_bad or row.status == "no_golden"):

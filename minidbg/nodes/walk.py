@@ -44,7 +44,7 @@ START_S = 300.0
 """For imports, and for eager's run of the whole graph."""
 TIMES_ACCUMULATED = 6.0
 """The whole graph with all its values may take so many times the limit of a node."""
-RIGHT_ALONE = "not so in a process of its own: the backend keeps something of the nodes before it"
+RIGHT_ALONE = "not so when asked again in a process of its own: by chance, or by nodes before it"
 PARTS = 4
 """In so many parts are the values of a graph asked for at last, where it fails with all of them."""
 
@@ -135,7 +135,7 @@ def isolated(asker: Asker, names: Sequence[str]) -> Iterator[Row]:
     while waiting:
         end: dict[str, Any] | None = None
         count, times = (1, TIMES_ALONE) if alone else (MOST_IN_A_CHILD, 1.0)
-        for line in asker.lines(waiting[:count], times):
+        for line in asker.lines(asked := waiting[:count], times):
             row = record_of(line["row"], Row) if "row" in line else None
             if "end" in line:
                 end = line
@@ -148,7 +148,7 @@ def isolated(asker: Asker, names: Sequence[str]) -> Iterator[Row]:
                     row = row if row.status.is_bad else replace(doubted, reason=RIGHT_ALONE)
                 if row is not None:
                     yield row
-        if end is not None and waiting and alone:
+        if end is not None and alone and waiting[:1] == asked:
             yield unmeasured(asker, waiting.pop(0), end)
             end = None
         alone = end is not None
