@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 METRICS_SHOWN = ("pcc", "max_abs_diff", "sqnr_db", "ratio", "status")
 ON_A_TERMINAL = ("node", "op", "line", "shape", "dtype", *METRICS_SHOWN)
 """The columns of a terminal of ``WIDE`` columns, else without what the node is; files have all."""
-WIDE, WIDTH_OF_A_FILE = 120, 240  # columns, where none is a terminal
+WIDE, WIDTH_OF_A_FILE = 120, 240  # a file or a pipe has no width of its own
 
 
 @click.command()
