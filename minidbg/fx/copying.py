@@ -120,8 +120,9 @@ class _Cloner:
         key = self._keys[id(value)], self._change and value.dtype
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         if key not in self._memories:
-            memory, size = _memory_cloned(value), value.untyped_storage().nbytes()
-            flat = torch.empty_like(empty).set_(memory, 0, (size // value.itemsize,), (1,))
+            whole = whole_memory(value).clone()
+            elements = (len(whole) // value.itemsize,)
+            flat = torch.empty_like(empty).set_(whole.untyped_storage(), 0, elements, (1,))
             self._memories[key] = flat if self._change is None else self._change(flat)
         memory = self._memories[key].untyped_storage()
         empty = empty if self._change is None else self._change(empty)
@@ -144,11 +145,11 @@ class _Cloner:
             return clone_values([leaf.detach()])[0].copy_(leaf)
 
 
-def _memory_cloned(value: Tensor) -> torch.UntypedStorage:
-    """A clone of the storage, by what each device has: a storage's own ``clone`` needs more."""
+def whole_memory(value: Tensor) -> Tensor:
+    """The bytes of all of ``value``'s storage, by what each device has: ``set_`` needs the size."""
     memory = value.untyped_storage()
     whole = torch.empty(0, dtype=torch.uint8, device=value.device)
-    return whole.set_(memory, 0, (memory.nbytes(),), (1,)).clone().untyped_storage()
+    return whole.set_(memory, 0, (memory.nbytes(),), (1,))
 
 
 def _clone_of_lazy(value: Tensor) -> Tensor:

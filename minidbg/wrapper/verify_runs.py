@@ -23,6 +23,7 @@ from minidbg.codegen.subclasses import is_constructed
 from minidbg.core.foreign import fence
 from minidbg.core.run_spec import RunSpec
 from minidbg.core.settings import Settings
+from minidbg.fx import copying
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module, returning, storage_key
 from minidbg.fx.effects import is_call
 from minidbg.fx.mutation import own_attributes, storages_of, written_arguments
@@ -94,9 +95,8 @@ class CallSnapshot:
         yield from (index for index, bits in self.sums if sum_of_bits(args[index]) != bits)
         plain = (i for i in self.copied - self.written if has_plain_memory(args[i]))
         for index in {storage_key(args[i]): i for i in plain}.values():  # each memory once
-            value, byte = args[index], torch.empty(0, dtype=torch.uint8, device=args[index].device)
-            both = (value, self.inputs[index])
-            whole, before = (byte.detach().set_(x.untyped_storage()) for x in both)
+            value = args[index]
+            whole, before = map(copying.whole_memory, (value, self.inputs[index]))
             is_part = len(whole) == len(before) > value.numel() * value.itemsize
             if is_part and not torch.equal(whole, before):  # beside the view, which is a leaf
                 yield index
