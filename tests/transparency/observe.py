@@ -43,9 +43,7 @@ def main(program: str, backend: str, out: str) -> None:
     except Exception as error:  # noqa: BLE001 - a failing program is observed like any other
         found |= {"raised": seen.plain(error), "notes": getattr(error, "__notes__", [])}
         del error
-    found["state"] = seen.everything(
-        [os.getcwd(), os.environ["TMPDIR"]] if "TMPDIR" in os.environ else [os.getcwd()]
-    )
+    found["state"] = seen.everything([os.getcwd(), *filter(None, [os.environ.get("TMPDIR")])])
     if os.path.exists(f"{out}.wrap"):
         found["graphs"] = dataclasses.asdict(minidbg.stats())
     with open(out, "w") as file:
