@@ -2,9 +2,8 @@
 
 A child says at which node it is before it begins with it, and is ended where it is silent for
 longer than the limit. There is one child at a time: a device may be there for one process alone.
-The node at which it died or was ended is asked once more, alone and with a longer
-limit: a node before it may have done the damage, or the machine was busy. The nodes after it go on
-in another child.
+The node at which it died or was ended is asked once more, alone and with a longer limit: a node
+before it may have done the damage, or the machine was busy. Another child goes on after it.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class Asker:
     submit: workers.Submit
 
     def lines(self, names: Sequence[str], times: float = 1.0) -> Iterator[dict[str, Any]]:
-        """What a child says of these nodes, within ``times`` the limit; last, where it died or
-        hung, ``{"end": why}``.
+        """What a child says of these nodes; last ``{"end": why, ...}`` where it died or is late.
 
         Raises OSError when no process can be made, DeviceInUse, and BackendUnreachable."""
         seconds = self.seconds * times
@@ -80,7 +78,8 @@ class Asker:
                 waits, data = START_S, b""
                 while True:
                     if not select.select([stream], [], [], waits)[0]:
-                        yield {"end": f"no end within {waits:g} s", "status": Status.ERROR}
+                        reason = f"no end within {waits:g} s"
+                        yield {"end": reason, "status": Status.ERROR, "late": True}
                         return
                     piece = stream.read(1 << 16)
                     *whole, data = (data + piece).split(b"\n")
@@ -130,28 +129,29 @@ def node_rows(
 
 
 def isolated(asker: Asker, names: Sequence[str]) -> Iterator[Row]:
-    """The first bad row is asked for again, alone: a backend may keep what a node left in it."""
-    waiting, alone, doubted = list(names), False, None
+    """What ends a child, and the first bad row, is asked once more, alone: a backend may keep
+    what a node left in it. What only was late is no failure where it is right there."""
+    waiting, doubted, is_sound = list(names), None, True
     while waiting:
-        end: dict[str, Any] | None = None
-        count, times = (1, TIMES_ALONE) if alone else (MOST_IN_A_CHILD, 1.0)
-        for line in asker.lines(asked := waiting[:count], times):
+        count, times = (MOST_IN_A_CHILD, 1.0) if doubted is None else (1, TIMES_ALONE)
+        left, again = waiting[:count], None
+        for line in asker.lines([*left], times):
+            if "at" in line or not left:
+                continue
             row = record_of(line["row"], Row) if "row" in line else None
-            if "end" in line:
-                end = line
-            elif row is not None and row.status.is_bad and not alone and doubted is None:
-                doubted, end = row, {"end": row.reason}
+            if ended := "end" in line:
+                row = unmeasured(asker, left[0], line)
+            if row and doubted is None and (ended or (is_sound and row.status.is_bad)):
+                again = replace(row, status=Status.OK) if "late" in line else row
                 break
-            elif "at" not in line:
-                waiting.pop(0)
-                if doubted is not None and row is not None and row.node == doubted.node:
-                    row = row if row.status.is_bad else replace(doubted, reason=RIGHT_ALONE)
-                if row is not None:
-                    yield row
-        if end is not None and alone and waiting[:1] == asked:
-            yield unmeasured(asker, waiting.pop(0), end)
-            end = None
-        alone = end is not None
+            del left[0], waiting[0]
+            if row and doubted and not row.status.is_bad:
+                in_company = doubted if doubted.status.is_bad else row
+                row = replace(in_company, reason=f"{doubted.reason}: {RIGHT_ALONE}")
+            if row:
+                is_sound = is_sound and not row.status.is_bad
+                yield row
+        doubted = again
 
 
 def accumulated(asker: Asker, names: Sequence[str], whole: int) -> Iterator[Row]:

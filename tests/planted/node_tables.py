@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +61,14 @@ def forgets_itself(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compile
     """Wrong from the third graph of a process on."""
     COMPILED.append(gm)
     return lambda *inputs: tuple(value + (len(COMPILED) > 2) for value in gm(*inputs))
+
+
+def dies_of_many(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Ends its process at the third graph."""
+    COMPILED.append(gm)
+    if len(COMPILED) > 2:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return lambda *inputs: gm(*inputs)
 
 
 def writes_by(op: str) -> functools.partial[CompiledFn]:

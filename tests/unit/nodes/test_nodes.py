@@ -83,9 +83,11 @@ def test_who_ran_a_node_in_the_backends_place(backend: Any, where: list[str]) ->
     assert [row.ran_on for row in rows[:2]] == where
 
 
-def test_a_node_that_is_wrong_only_after_others_says_so() -> None:
-    rows = [*node_rows(chain(tables.forgets_itself, before=2, after=2), seconds=SECONDS)]
-    assert next(row.reason for row in rows if row.status.is_bad).startswith("not so when asked again")
+@pytest.mark.parametrize("backend", [tables.forgets_itself, tables.dies_of_many])
+def test_a_node_that_fails_only_after_others_says_so(backend: Any) -> None:
+    rows = [*node_rows(chain(backend, before=2, after=2), seconds=SECONDS)]
+    assert "not so when asked again" in next(row.reason for row in rows if row.status.is_bad)
+    assert len({row.node for row in rows}) == len(rows) == 7
 
 
 @pytest.mark.parametrize("name", tables.TABLES)
@@ -123,10 +125,8 @@ def test_accumulated_values_are_bad_from_the_planted_node_on() -> None:
 
 def test_a_judge_of_ones_own_says_which_row_is_bad() -> None:
     case = chain(on_op("softmax", "values"), before=2, after=1)
-    answers = [
-        shown(list(node_rows(case.with_spec(judge=judge), seconds=SECONDS)))
-        for judge in ("pcc>=0.99", "max_abs<1e-4")
-    ]
+    judged = (case.with_spec(judge=judge) for judge in ("pcc>=0.99", "max_abs<1e-4"))
+    answers = [shown([*node_rows(each, seconds=SECONDS)]) for each in judged]
     assert answers == [[], [("softmax", "numerics_fail")]]
 
 
