@@ -76,7 +76,7 @@ class Observation:
 
     @property
     def reason(self) -> str:
-        return self.outcome.reason or abridged(self.outcome.message.partition("\n")[0], 200)
+        return self.outcome.reason or abridged(self.outcome.message, 200)
 
 
 @dataclass(frozen=True, slots=True)

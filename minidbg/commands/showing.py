@@ -14,7 +14,7 @@ from minidbg.commands.output import JSON_OPTION, REPRO, note, print_json, second
 from minidbg.commands.watching import OPTIONS
 from minidbg.core import settings
 from minidbg.core.run_spec import PRECISIONS
-from minidbg.core.text import in_one_line, printable
+from minidbg.core.text import abridged, in_one_line, printable
 from minidbg.watch import settings as watching
 
 NAMED = click.argument("repro", type=REPRO)
@@ -94,7 +94,7 @@ def check(
             print_json({"repro": str(path), **outcome.to_json()})
         else:
             verdict = click.style(f"{outcome.verdict:<10}", fg=COLOURS.get(statuses[-1]))
-            why = in_one_line(outcome.reason or outcome.message.strip().partition("\n")[0][:120])
+            why = in_one_line(outcome.reason or abridged(outcome.message, 120))
             script = in_one_line(str(path))
             click.echo(f"{verdict} {script}  {outcome.seconds:.1f} s  {why}".rstrip())
     sys.exit(min(statuses, key=WORST_FIRST.index))

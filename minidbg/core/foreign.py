@@ -24,8 +24,7 @@ def message_of(error: BaseException) -> str:
 
 def first_line_of(error: BaseException) -> str:
     """``ValueError: no kernel``: its class, and the first line of its text, cut between words."""
-    line = f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}"
-    return abridged(line.rstrip(": "), 300)
+    return abridged(f"{type(error).__name__}: {message_of(error).strip()}", 300).rstrip(": ")
 
 
 def attribute_of(error: BaseException, name: str) -> Any:

@@ -27,8 +27,8 @@ def in_one_line(text: str) -> str:
 
 
 def abridged(text: str, width: int) -> str:
-    """``text`` in one line, cut between words where it is longer than ``width``."""
-    line = " ".join(text[: 4 * width].split())  # a line may hold megabytes
+    """The first line of ``text``, cut between words where it is longer than ``width``."""
+    line = " ".join(text[: 4 * width].strip().partition("\n")[0].split())  # it may hold megabytes
     end = line.rfind(" ", width // 2, width - 3)
     return line if len(line) <= width else f"{line[: end if end > 0 else width - 4]} ..."
 

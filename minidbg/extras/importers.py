@@ -74,7 +74,7 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
 
 
 def failure_head(error: object) -> str:
-    return abridged(str(error).strip().partition("\n")[0], 200)
+    return abridged(str(error), 200)
 
 
 # --- programs of torch.export ---

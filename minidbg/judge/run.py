@@ -369,7 +369,7 @@ def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
 
 
 def brief(error: BaseException) -> str:
-    return abridged(first_lines(error).partition("\n")[0], 300)
+    return abridged(first_lines(error), 300)
 
 
 def first_lines(error: BaseException) -> str:

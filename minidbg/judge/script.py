@@ -16,6 +16,7 @@ import torch
 
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import Level, RunSpec
+from minidbg.core.text import abridged
 from minidbg.judge.death import shown_in
 from minidbg.judge.run import HANDED_BACK, Runnable, brief, judge, programs_of_one_op
 
@@ -102,7 +103,7 @@ def judged_on_one_op(script: ExecutedScript) -> Outcome:
         if outcomes[-1].verdict is Verdict.GONE:
             return outcomes[-1]
     first = outcomes[0]
-    return replace(first, reason=(first.message.partition("\n")[0] or first.reason)[:300])
+    return replace(first, reason=abridged(first.message, 300) or first.reason)
 
 
 def outcome_of_script(script: ExecutedScript, say: Callable[[str], object]) -> Outcome:

@@ -278,5 +278,5 @@ def status_of_failure(outcome: Outcome) -> Status:
 
 
 def why(outcome: Outcome) -> str:
-    words = outcome.message.strip().partition("\n")[0] if outcome.signature else ""
-    return abridged(words or outcome.reason or outcome.in_words, 300)
+    message = outcome.message if outcome.signature else ""
+    return abridged(message or outcome.reason or outcome.in_words, 300)

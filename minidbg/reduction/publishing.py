@@ -16,7 +16,7 @@ from minidbg.codegen.size import call_nodes, targets_of_calls
 from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import LOST, CallPath
-from minidbg.core.text import last_line, signal_name
+from minidbg.core.text import abridged, last_line, signal_name
 from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
@@ -245,7 +245,7 @@ def prove(case: Case, exactness: Exactness, folder: Path, session: Session) -> t
                 ended = alone()
         if ended.exit_status != 1 and not why:
             limit()  # what the deadline has cut off says nothing about the script
-            saw = outcome.message.partition("\n")[0][:SAID_CHARACTERS] or outcome.in_words
+            saw = abridged(outcome.message, SAID_CHARACTERS) or outcome.in_words
             how = f"by a few lines of its own it ends with {how_it_ended(ended)}"
             why = write(case, f"{how}; minidbg's judge saw: {saw}")
             ended = alone()

@@ -178,7 +178,7 @@ def keep_others(folder: Path, session: Session) -> tuple[tuple[str, str], ...]:
     for case, outcome in list(session.others.values())[:OTHERS_KEPT]:
         with contextlib.suppress(OSError, MinidbgError):
             path = repro.keep_capture(with_failure(case, outcome), folder, value_limit_bytes=limit)
-            kept.append((abridged(outcome.message.partition("\n")[0], 100), str(path)))
+            kept.append((abridged(outcome.message, 100), str(path)))
     return tuple(kept)
 
 

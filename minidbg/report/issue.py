@@ -74,7 +74,7 @@ def issue(
 
 def title_of(details: ReproDetails) -> str:
     title = details.title.rstrip(".")
-    first = abridged(details.message.partition("\n")[0], 120)
+    first = abridged(details.message, 120)
     first = "" if first in title else first
     name = details.header.spec.backend.name
     if title.startswith(f"{name} "):
