@@ -122,11 +122,7 @@ def backend(gm, example_inputs, options=None):
         ("if 'sin' in targets: return torch.fx.Interpreter(gm).run", "torch.relu(x)", 125),
         ("if 'sin' in targets: return torch.fx.Interpreter(gm).run", "torch.relu(x).sin()", 0),
         ("assert targets == {'tanh'}", "torch.tanh(x)", 0),
-        (
-            "if CONTEXT().fake_mode and 'sin' in targets: return lambda *args: gm(*args)",
-            "torch.relu(x)",
-            125,
-        ),
+        ("if CONTEXT().fake_mode and 'sin' in targets: return lambda *args: gm(*args)", "torch.relu(x)", 125),
         ("CONTEXT().fake_mode", "torch.relu(x)", 0),
         ("backend.calls = getattr(backend, 'calls', 0) + 1; assert backend.calls < 3", "torch.relu(x)", 0),
     ],
@@ -263,12 +259,7 @@ def test_a_judged_run_and_its_outcome_agree_on_what_is_the_same_failure() -> Non
     ("backend", "kind", "status", "words"),
     [
         ("raises_on_relu", "compile", 1, "reproduces: "),
-        (
-            "segfaults_on_relu",
-            "crash",
-            1,
-            "SIGSEGV while compiling forward: Segmentation",
-        ),
+        ("segfaults_on_relu", "crash", 1, "SIGSEGV while compiling forward: Segmentation"),
         ("aborts_on_relu", "crash", 1, "terminate called"),
         ("exits_on_relu", "crash", 1, "exit status 7"),
         ("exits_with_zero_on_relu", "crash", 1, "exit status 0"),

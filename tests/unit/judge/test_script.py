@@ -73,14 +73,7 @@ def runs_but(wrong: tuple[str, ...]) -> object:
         ({"failed": [ModuleNotFoundError("no module")]}, Verdict.SKIPPED),
         ({"failed": [SyntaxError("invalid syntax")]}, Verdict.INVALID),
     ],
-    ids=[
-        "works",
-        "fails on two ops",
-        "always wrong",
-        "raises",
-        "is not here",
-        "cannot be loaded",
-    ],
+    ids=["works", "fails on two ops", "always wrong", "raises", "is not here", "cannot be loaded"],
 )
 def test_a_backend_is_judged_by_the_first_op_that_it_handles(
     parts: dict[str, Any], expected: Verdict
