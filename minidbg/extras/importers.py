@@ -52,7 +52,7 @@ def forms_of(what: Path | ExportedProgram, backend: str | CompilerFn | None) -> 
     if isinstance(what, Path) and what.suffix == ".pt2":
         what = read_exported(what)
     if isinstance(what, ExportedProgram):
-        return cases_of_exported(what, backend_named(backend or "inductor"))
+        return cases_of_exported(what, backend_named("inductor" if backend is None else backend))
     return cases_of_torch_repro(what, backend) if is_torch_repro(what) else None
 
 

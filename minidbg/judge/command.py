@@ -35,7 +35,7 @@ def judge_command(path: str | os.PathLike[str], **orders: Any) -> tuple[str, ...
     ``orders``, where given: ``device``, ``backend``, a registered name or ``module:expression``,
     its further ``options``, a dict as text; ``tolerances``, ``judge`` as in a header; ``one_op``.
     """
-    wanted = {name: value for name, value in orders.items() if value}
+    wanted = {name: value for name, value in orders.items() if value not in (None, False)}
     return JUDGE_SCRIPT, os.path.abspath(path), json.dumps(wanted)
 
 

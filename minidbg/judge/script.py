@@ -53,7 +53,7 @@ class ExecutedScript:
                 raise Unavailable(f"the backend's modules are not all here: {cause}{where}")
             raise BackendCannotLoad(f"the backend cannot be loaded: {cause}")
         compiler = definitions.get("backend", reference.name)
-        if self.backend:
+        if self.backend is not None:
             from minidbg.backends import named  # no script needs it for its own backend
 
             sys.path += reference.paths

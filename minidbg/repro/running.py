@@ -47,7 +47,7 @@ def run(
     """
     header = read_header(path)
     argv = judge_command(
-        header.path, device=device, backend=backend, options=options, judge=judge,
+        header.path, device=device, backend=backend, options=options or None, judge=judge or None,
         tolerances=PRECISIONS[precision] if precision else None,
     )  # fmt: skip
     dies, memory = header.spec.expected.kind.traits.dies, None

@@ -161,6 +161,7 @@ def test_another_backend_can_be_asked(write_script: WriteScript, capfd: Any) -> 
     assert run_here(path, backend="planted_backends:raises_in_run_on_relu") == 1
     assert run_here(path, backend="planted_backends:nothing_of_that_name") == 125
     assert run_here(path, backend="acme") == 125
+    assert run_here(path, backend="") == 125
     unreachable = write_script("acme", function="import acme_not_here\nbackend = acme_not_here.b\n")
     assert run_here(unreachable, backend="eager") == 0
 

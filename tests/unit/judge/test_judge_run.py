@@ -14,14 +14,7 @@ from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, Context, RunSpec
 from minidbg.fx.context import entered_modes, patched_config
 from minidbg.judge.leaves import CannotCompare
-from minidbg.judge.run import (
-    brief,
-    collected,
-    compared,
-    cotangent_for,
-    first_lines,
-    gradients_of,
-)
+from minidbg.judge.run import brief, collected, compared, cotangent_for, first_lines, gradients_of
 
 EXPECTED = Signature(Kind.COMPILE, types=("ValueError",))
 
