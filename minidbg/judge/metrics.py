@@ -27,6 +27,7 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     if not all(isinstance(value, torch.Tensor | int | float | complex) for value in (a, e)):
         return Metrics() if type(a) is type(e) and a == e else FAR
     forms = [(getattr(v, "dtype", type(v)), getattr(v, "layout", None)) for v in (a, e)]
+    is_alone = torch.as_tensor(e).numel() == 1
     a, e = map(_dense, (a, e))
     if a.shape != e.shape:
         return FAR
@@ -39,17 +40,21 @@ def metrics_of(a: Any, e: Any, reference: Any = None) -> Metrics:
     a, e, exact = a[counts], e[counts], exact[counts]
     if not bool(a.isfinite().all() and e.isfinite().all()):
         return FAR
-    if not (off := (a - e).abs()).any():
+    if not (a - e).any():
         return Metrics(top1=top1, equal=equal)
-    unit = torch.maximum(e.abs().max(), off.max())  # squares of what is large would be infinite
+    pcc = _pcc(a, e, is_alone=is_alone)
+    # differences and squares of what is large would be infinite; powers of two divide exactly
+    unit = 2.0 ** (math.frexp(float(torch.maximum(a.abs(), e.abs()).max()))[1] - 1)
+    a, e, exact = a / unit, e / unit, exact / unit
+    off = (a - e).abs()
     return Metrics(
-        pcc=_pcc(a, e),
+        pcc=pcc,
         cosine=_cosine(a, e),
-        max_abs=float(off.max()),
-        mean_abs=float((off / len(off)).sum()),
+        max_abs=float(off.max()) * unit,
+        mean_abs=float((off / len(off)).sum()) * unit,
         max_rel=float(torch.where(e == 0, 0, off / e.abs()).max()),
-        sqnr=float(20 * torch.log10((e / unit).norm() / (off / unit).norm())),
-        ratio=float(((a - exact) / unit).norm() / ((e - exact) / unit).norm()),
+        sqnr=float(20 * torch.log10(e.norm() / off.norm())),
+        ratio=float((a - exact).norm() / (e - exact).norm()),
         top1=top1,
         equal=equal,
     )
@@ -62,9 +67,10 @@ def _dense(value: Any) -> torch.Tensor:
     return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
 
 
-def _pcc(a: torch.Tensor, e: torch.Tensor) -> float:
+def _pcc(a: torch.Tensor, e: torch.Tensor, *, is_alone: bool) -> float:
     for values in (a, e):  # one that is constant but for rounding correlates with nothing
-        if float(values.max() - values.min()) <= SPREAD_OF_A_CONSTANT * float(values.abs().max()):
+        spread = 0.0 if is_alone else float(values.max() - values.min())
+        if spread <= SPREAD_OF_A_CONSTANT * float(values.abs().max()):
             return float(torch.allclose(a, e, rtol=1e-2, atol=1e-2))
     a, e = a / a.abs().max(), e / e.abs().max()  # sums of what is large would be infinite
     return _cosine(a - a.mean(), e - e.mean())

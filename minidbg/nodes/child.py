@@ -106,11 +106,12 @@ class Table:
             else:
                 yield {"row": plain(self.measured(row, own, wanted, runs))}
         for index, node in enumerate(self.case.graph_module.graph.find_nodes(op="placeholder")):
-            if self.recording.writes_to(node, end) and self.nodes[-1] is self.calls[-1]:
-                label = f"input {index} after the call"
+            label = f"input {index} after the call"
+            if label in expected and self.nodes[-1] is self.calls[-1]:
                 own, wanted = ({label: leaves[label]} for leaves in (actual, expected))
-                row = Row(node.name, "after the call")
-                yield {"row": plain(self.measured(row, own, wanted, runs))}
+                row = self.measured(Row(node.name, "after the call"), own, wanted, runs)
+                if row.status.is_bad or self.recording.writes_to(node, end):
+                    yield {"row": plain(row)}
 
     def compared(self, case: Case, *calls: CallPath) -> tuple[Outcome, Comparison | None]:
         """By the call path of ``case``; where that proves nothing, since dynamo hands over another
@@ -162,12 +163,13 @@ class Table:
         outputs = [at for at, leaf in expected.items() if leaf.role == "output"] or [*expected]
         outputs += [difference["where"]] if difference and difference["where"] in expected else []
         leaves = {where: expected[where].value for where in outputs if where not in unjudged}
-        tensors = [where for where in leaves if not getattr(leaves[where], "is_meta", False)]
-        metrics = [metrics_of_leaf(where, actual, expected, runs) for where in tensors]
-        if not metrics and not difference:
+        both = [*actual.items(), *expected.items()]
+        empty = {where for where, leaf in both if getattr(leaf.value, "is_meta", False)}
+        metrics = [metrics_of_leaf(at, actual, expected, runs) for at in leaves if at not in empty]
+        failed = difference and OF_CATEGORY.get(difference["category"], Status.NUMERICS_FAIL)
+        if not (metrics or (failed and failed.is_bad)):
             return replace(row, reason="; ".join(notes) or "it gives nothing to compare")
         worst = worst_of(metrics) if metrics else Metrics()
-        failed = difference and OF_CATEGORY.get(difference["category"], Status.NUMERICS_FAIL)
         return replace(
             row,
             pcc=worst.pcc,

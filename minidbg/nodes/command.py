@@ -85,7 +85,7 @@ def nodes(
 
     if no_fallback and mode == "accumulated":
         raise click.UsageError("--no-fallback needs --mode isolated: it asks each node alone")
-    if csv_file is not None and csv_file == jsonl_file:
+    if csv_file and jsonl_file and csv_file.resolve() == jsonl_file.resolve():
         raise click.UsageError(f"--csv and --jsonl name one file: {csv_file}")
     with contextlib.ExitStack() as until_the_end:
         with contextlib.redirect_stdout(sys.stderr):  # what the script prints is no result

@@ -24,13 +24,7 @@ from minidbg.core.text import last_line
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.death import outcome_of_death
-from minidbg.nodes.child import (
-    cut_out,
-    recording_of,
-    row_without_values,
-    status_of_failure,
-    why,
-)
+from minidbg.nodes.child import cut_out, recording_of, row_without_values, status_of_failure, why
 from minidbg.nodes.row import Row, Status, TableMode
 from minidbg.workers import Request
 

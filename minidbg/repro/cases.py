@@ -53,13 +53,8 @@ def case_of(
         notes=tuple(notes),
     )
     ref = backends.with_operators(backend.ref, graph_module, setup=setup)
-    return Case(
-        graph_module,
-        values,
-        RunSpec(ref, context, dynamic=dynamic),
-        provenance,
-        backend.compiler,
-    )
+    spec = RunSpec(ref, context, dynamic=dynamic)
+    return Case(graph_module, values, spec, provenance, backend.compiler)
 
 
 def need_grad(values: Iterable[Any]) -> bool:

@@ -47,27 +47,33 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     """
     place = hidden(folder, "missing_backend") if case.backend.missing_backend else Path(folder)
 
-    path = _placed(case, folder, place, lambda target: move_script(draft, target))
+    path = _placed(file_name(case), folder, place, partial(move_script, draft), replaces=False)
     discard(draft)
     return path
 
 
 def keep_capture(case: Case, folder: Path | str, *, value_limit_bytes: int = VALUE_LIMIT_BYTES) -> Path:
-    """Write an unverified case to ``folder``'s captures; one failure gives one file. Values beyond
-    the limit are replaced by seeded ones."""
+    """Write an unverified case to ``folder``'s captures; one failure gives one file, with the
+    values of the last time. Those beyond the limit are replaced by seeded ones."""
     case = case_to_keep(case)
     fits = bytes_to_store(case.inputs, Exactness.SMALL) <= value_limit_bytes
     exactness = Exactness.SMALL if fits else Exactness.SEEDED
     put = partial(write, case, form=Form.CAPTURE, value_limit_bytes=value_limit_bytes)
-    return _placed(case, folder, captures(folder), partial(put, exactness=exactness))
+    put = partial(put, exactness=exactness)
+    return _placed(file_name(case), folder, captures(folder), put, replaces=True)
 
 
-def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], object]) -> Path:
-    """Have ``put`` write ``case``'s script in ``place``, if no readable one is there; its path."""
-    path = place / file_name(case)
+def _placed(
+    name: str, folder: Path | str, place: Path, put: Callable[[Path], object], *, replaces: bool
+) -> Path:
+    """Have ``put`` write the script ``name`` in ``place``, if no readable one is there, or if it
+    ``replaces`` that; its path."""
+    path = place / name
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
         try:
             read_header(path)
+            if replaces:
+                put(path)
         except UnreadableRepro:  # such a file stays: somebody may be editing it just now
             names = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
             path = next(name for name in itertools.chain([path], names) if not name.exists())

@@ -71,6 +71,19 @@ def dies_of_many(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledF
     return lambda *inputs: gm(*inputs)
 
 
+def spoils_its_input(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    def run(*inputs: Any) -> Any:
+        results = gm(*inputs)
+        inputs[0].detach().zero_()
+        return results
+
+    return run
+
+
+def on_meta(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    return lambda *inputs: tuple(value.to("meta") for value in gm(*inputs))
+
+
 def writes_by(op: str) -> functools.partial[CompiledFn]:
     return functools.partial(writing_wrongly, op=op)
 
@@ -127,6 +140,8 @@ TABLES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Any, str, str]] 
         "isolated",
         "tag_activation_checkpoint",
     ),
+    "an input that is spoiled": (six, (X,), spoils_its_input, "accumulated", "after the call"),
+    "on no device": (six, (X,), on_meta, "isolated", "sin"),
     "an op that is refused": (six, (X,), on_op("cos", "compile"), "accumulated", "cos"),
     "a tensor without memory": (without_memory, (X,), on_op("none", "values"), "isolated", ""),
 }

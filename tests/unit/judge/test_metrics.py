@@ -79,6 +79,8 @@ ROWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "integers too large for float64": (T([2**60 + 1]), T([2**60]), {"equal": False}),
     "bools": (T([True, False]), T([True, True]), {"max_abs": 1.0, "pcc": 0.0}),
     "complex": (T([NAN + 77j, 2j]), T([NAN + 1j, 2j]), {"max_abs": 76.0, "equal": False}),
+    "one complex number": (T(4 + 1j), T(1 + 1j), {"pcc": 0.0, "max_abs": 3.0}),
+    "opposite huge numbers": (-HUGE, HUGE, {"sqnr": -6.0206, "cosine": -1.0}),
     "empty": (torch.ones(0, 3), torch.ones(0, 3), {"pcc": 1.0, "sqnr": INF, "equal": True, "top1": 1.0}),
     "sparse": (T([[0.0, 2.0]]).to_sparse(), T([[0.0, 1.0]]).to_sparse(), {"max_abs": 1.0}),
     "another shape": (torch.ones(2), torch.ones(2, 1), {"pcc": NAN, "equal": False}),
