@@ -18,14 +18,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.fx.copying import copy_node
 from minidbg.fx.edit import is_tensor, is_unpacking, rewritten
-from minidbg.fx.effects import (
-    Fact,
-    graph_attribute,
-    is_graph,
-    nested_graphs,
-    nodes_in,
-    op_name,
-)
+from minidbg.fx.effects import Fact, graph_attribute, is_graph, nested_graphs, nodes_in, op_name
 from minidbg.fx.record import EagerFailure, Recording
 
 

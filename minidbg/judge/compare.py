@@ -16,7 +16,7 @@ where the one before has not explained the difference:
 3. ``Tag.NOISE``: eager with other rounding, since one run may be exact by luck, and a float64
    program has no wider one. How far these runs are from eager is its own error as well.
 4. Where the own error is as large as no rounding error alone is, rounding has decided (which of two
-   near values is the largest). It allows that element so much, and no other.
+   near values is the largest). It allows so much there, and at a few that no run has moved.
 
 A judge of the user's (``RunSpec.judge``) stands for all of these steps, but for what is not judged.
 
@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -278,8 +279,9 @@ class _Comparing:
             judged, exact, *others = values
             if self.judge is not None:
                 return refused_by(self.judge, judged, e, exact)
-            decided_from = self.eager_runs.sensitivity.decided_from(e.dtype)
-            return wrong_elements(judged, e, tolerance, exact, others, self.margin, decided_from)
+            sensitivity = self.eager_runs.sensitivity
+            spread = sensitivity.decided_from(e.dtype), sensitivity.mixes
+            return wrong_elements(judged, e, tolerance, exact, others, self.margin, *spread)
 
         elements = difference()
         answers = self.eager_runs.members(Tag.UNDEFINED)
@@ -293,14 +295,12 @@ class _Comparing:
                 elements = difference()
             if elements.wrong is None and count:
                 break
-        noise = self.eager_runs.members(Tag.NOISE) if elements.wrong and not self.judge else ()
-        for other in noise:
-            value = _in_place_of(e, other, where)
-            if _can_stand_for(value, e):
-                runs.append(value)
-                elements = difference()
-            if elements.wrong is None:
-                break
+        noise, taken = self.eager_runs.members(Tag.NOISE), 0
+        while elements.wrong and not self.judge and (more := [*islice(noise, max(1, taken))]):
+            taken += len(more)
+            values = (_in_place_of(e, other, where) for other in more)
+            runs += (value for value in values if _can_stand_for(value, e))
+            elements = difference()
         if elements.decided:
             self.decided[where] = f"{where} ({elements.decided} of {e.numel()} elements)"
         wrong = elements.wrong
@@ -325,14 +325,11 @@ def refused_by(judge: Judge, a: torch.Tensor, e: torch.Tensor, exact: Any) -> El
 
 
 def _form(where: str, role: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
+    kind, kind_wanted = (f"{type(x).__name__}, {_short_name(x.layout)}" for x in (a, e))
     for category, got, wanted in (
         ("dtype", _short_name(a.dtype), _short_name(e.dtype)),
         ("device", str(a.device), str(e.device)),
-        (
-            "structure",
-            f"{type(a).__name__}, {_short_name(a.layout)}",
-            f"{type(e).__name__}, {_short_name(e.layout)}",
-        ),
+        ("structure", kind, kind_wanted),
         ("shape", str(list(a.shape)), str(list(e.shape))),
     ):
         if got != wanted:

@@ -23,6 +23,7 @@ FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by 
 TINY = 10
 FACTOR_PEAK = 10.0  # each element against the worst one like it: a mean hides a single wrong one
 LIKE = 10  # binary orders by which the own errors of elements like each other differ: 1,024 times
+ENOUGH_RUNS = 8  # with other rounding, to guess how many elements one more would move
 ROUNDINGS = 16  # at most, of each element alone: products have them, sums that cancel have not
 EXPONENTS = 2200  # more than float64 has binary exponents
 BETTER = 4e-2  # relative error against float64 that is allowed where only eager is NaN or inf
@@ -45,13 +46,15 @@ def wrong_elements(
     runs: Sequence[Tensor] = (),
     margin: float = 1.0,
     decided_from: float = math.inf,
+    mixes: bool = True,
 ) -> Elements:
     """Which elements, or a whole tensor, are farther from float64 than eager's own error allows.
 
     ``reference`` is the result in float64, ``runs`` are what eager gives with other rounding.
     ``excess`` in the answer says how many times more than allowed the worst element is off; wrong
     are elements with more than ``margin``. Rounding decides about an element where these runs
-    differ by more than ``decided_from``, in units of the element and of the tensor.
+    differ by more than ``decided_from``, in units of the element and of the tensor. Where the
+    program ``mixes`` elements, a small one may have the rounding errors of usual ones.
     """
     relative, absolute, rounding = tolerance
     usual = _rms(expected) if _has_floats(expected) else 0.0
@@ -61,7 +64,8 @@ def wrong_elements(
     values = actual, expected, expected if reference is None else reference, *others
     # of a tensor that is rounding errors alone rounding decides nothing: they are judged by their size
     for least in (decided_from, math.inf):
-        own = _OwnError(least, usual, expected.dtype)
+        own = _OwnError(least, usual, expected.dtype, len(runs))
+        own.floor *= mixes
         for _, (a, e, r, *rest) in _chunks(*values):
             own.add(a, e, r, rest)
         if not (_has_floats(expected) and 2 * own.whole > usual * math.sqrt(expected.numel())):
@@ -125,14 +129,20 @@ class _OwnError:
     ``add`` sees all chunks first; ``allowed`` then says of an element the largest own error at
     elements like it: those whose own error is at most ``LIKE`` times larger. Where all elements are
     off by a few roundings of their own, none is allowed more of its own, or than one of a usual
-    element. Those that rounding decides about (``decided_from``) stand for themselves alone.
+    element where the program ``mixes`` them. Those that rounding decides about (``decided_from``)
+    stand for themselves alone; so do a few that no run has moved: by Good and Turing one more run
+    moves as many as have been moved once, over the number of runs.
     """
 
-    def __init__(self, decided_from: float, usual: float, dtype: torch.dtype) -> None:
-        self.decided_from, self.usual = decided_from, usual
-        self.eps = torch.finfo(dtype).eps if usual else 0.0
-        self.peaks = torch.zeros(EXPONENTS, dtype=torch.float64)
-        """The largest own error of each binary exponent; the first is for zeros."""
+    def __init__(self, decided_from: float, usual: float, dtype: torch.dtype, runs: int) -> None:
+        self.decided_from, self.usual, self.runs = decided_from, usual, runs
+        info = torch.finfo(dtype if usual else torch.float64)
+        self.eps, self.least = info.eps if usual else 0.0, info.tiny  # no step is smaller below it
+        self.floor = usual * self.eps
+        self.peaks, self.reaches = torch.zeros(2, EXPONENTS, dtype=torch.float64)
+        """The largest own error by its binary exponent, and by its element's; first that of 0."""
+        self.moved_once = self.unseen = 0
+        """Elements that one run has moved; that only the backend has."""
         self.relative = 0.0
         """The largest own error in units of its element."""
         self.compiled = self.eager = self.size = 0.0
@@ -155,19 +165,26 @@ class _OwnError:
         self.compiled = math.hypot(self.compiled, _norm(_distance(a, r, known)))
         self.eager = math.hypot(self.eager, _norm(torch.where(known, error, 0.0)))
         self.size = math.hypot(self.size, _norm(_size(r, known)))
+        moved = (_distance(run, e, e.isfinite()) > 0 for run in others[len(others) - self.runs :])
+        self.moved_once += int((sum(moved, torch.zeros_like(e, dtype=torch.int8)) == 1).sum())
+        off = _distance(a, e, a.isfinite() & e.isfinite())
+        self.unseen += int(((error == 0) & (off > 0)).sum())
+        size = _size(e, e.isfinite()).cpu()
+        self.reaches.scatter_reduce_(0, _exponents(size), error.cpu(), "amax")
         error = torch.where(known, error, 0.0).cpu()
         self.peaks.scatter_reduce_(0, _exponents(error), error, "amax")
-        size = _size(e, e.isfinite()).cpu()
-        self.relative = max(self.relative, float(torch.where(error > 0, error / size, 0.0).max()))
+        self.relative = max(self.relative, float((error / size.clamp(min=self.least)).max()))
 
     def allowed(self, e: Tensor, others: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Each element's own error, the largest of those like it, and if rounding decides on it."""
         error, decided = self.of(e, others)
-        peaks = torch.cummax(self.peaks, 0).values
-        like = peaks[(_exponents(error.cpu()) + LIKE).clamp(max=EXPONENTS - 1)].to(error.device)
+        like, size = _largest_like(error, self.peaks), _size(e, e.isfinite())
         if self.is_of_roundings:
-            size = _size(e, e.isfinite()) * self.relative
-            like = torch.minimum(like, size.clamp(min=self.usual * self.eps))
+            of_roundings = size.clamp(min=self.least) * self.relative
+            like = torch.minimum(like, of_roundings.clamp(min=self.floor))
+        if self.runs >= ENOUGH_RUNS and self.unseen * self.runs <= self.moved_once:
+            decided |= error == 0
+            error = torch.where(error == 0, _largest_like(size, self.reaches), error)
         return error, torch.where(decided, error, like), decided
 
     @property
@@ -183,6 +200,13 @@ class _OwnError:
         compiled = self.compiled / root
         is_off = compiled == math.inf or compiled > limit == 0
         return compiled, self.eager / root, math.inf if is_off else compiled / (limit or 1.0)
+
+
+def _largest_like(values: Tensor, peaks: Tensor) -> Tensor:
+    """The largest of ``peaks`` up to ``LIKE`` exponents above each value's; 0 is alone."""
+    exponents = _exponents(values.cpu())
+    like = torch.where(exponents > 0, exponents + LIKE, 0).clamp(max=EXPONENTS - 1)
+    return torch.cummax(peaks, 0).values[like].to(values.device)
 
 
 def _exponents(error: Tensor) -> Tensor:

@@ -16,14 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
-from minidbg.judge.differences import (
-    _chunks,
-    _differ,
-    _has_floats,
-    _rms,
-    _wide,
-    distance_between,
-)
+from minidbg.judge.differences import _chunks, _differ, _has_floats, _rms, _wide, distance_between
 from minidbg.judge.leaves import CannotCompare, Leaves, _are_plain, _can_stand_for, collect_leaves
 from minidbg.judge.precision import RoundingNoise, to_float64
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
@@ -61,6 +54,8 @@ class Sensitivity:
     """Whether torch leaves a result undefined."""
     draws: bool = False
     """Whether the program draws random numbers, which would be others in float64."""
+    mixes: bool = True
+    """Whether an element comes of several, whose sum may be split and each part rounded."""
     coarsest: float = 0.0
     """The largest rounding step, relative, of the dtypes that the program computes in."""
     undefined: dict[str, None] = field(default_factory=dict)
@@ -143,6 +138,7 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
             raise CannotCompare("it draws random numbers, and eager fails with others") from error
         return
     sensitivity.coarsest, sensitivity.is_open = mode.coarsest, bool(mode.met)
+    sensitivity.mixes = mode.mixes
     # another thread may have moved the generator
     sensitivity.draws = mode.may_draw and not all(
         torch.equal(states.get(name, now), now) for name, now in generator_states(())

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from minidbg.fx.copying import clone_values
 from minidbg.judge.undefined import PerturbedEager, within
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.operators import run_in_parts
+from minidbg.torch_internals.operators import MULTIPLYING, SUMMING, run_in_parts
 from minidbg.torch_internals.tensors import has_plain_memory, in_memory
 
 # Methods that name a float dtype by their own name, and what they are called in float64.
@@ -208,10 +208,8 @@ class RoundingNoise(PerturbedEager):
                 continue
             if isinstance(terms, torch.Tensor) and not (schema.is_mutable or has_few_bits(terms)):
                 # batch norm writes to its running statistics, which its schema does not tell
-                shaken = [
-                    arg.clone() if "batch_norm" in name and isinstance(arg, torch.Tensor) else arg
-                    for arg in args
-                ]
+                writes = torch.Tensor if "batch_norm" in name else ()
+                shaken = [arg.clone() if isinstance(arg, writes) else arg for arg in args]
                 is_relative = name in OF_EXPONENTIALS and not terms.is_complex()
                 base = terms.amax(args[1], keepdim=True) if is_relative else torch.zeros_like(terms)
                 shaken[TERMS[name]] = self.shaken(terms, base, terms_of_each(name, args, one))
@@ -259,18 +257,6 @@ def numbers_of(value: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(value) if value.is_complex() and not value.is_conj() else value
 
 
-MULTIPLYING = """
-mm bmm mv dot vdot addmm baddbmm addbmm addmv convolution convolution_backward linear
-"""
-SUMMING = """
-sum mean nansum logsumexp var var_mean std std_mean norm linalg_vector_norm prod cumsum cumprod
-logcumsumexp softmax log_softmax native_batch_norm native_batch_norm_legit
-native_batch_norm_legit_no_training native_layer_norm native_group_norm native_batch_norm_backward
-batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_layer_norm_backward
-native_group_norm_backward softmax_backward_data log_softmax_backward_data embedding_dense_backward
-fft_c2c fft_r2c fft_c2r avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d cdist_forward
-dist
-"""
 TERMS = {
     **dict.fromkeys(SUMMING.split(), 0),
     **{name: 1 if name.startswith(("add", "badd")) else 0 for name in MULTIPLYING.split()},

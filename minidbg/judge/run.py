@@ -252,15 +252,9 @@ def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], spec: R
     for value, dims in zip(inputs, spec.dynamic_dims, strict=False):
         if isinstance(value, torch.Tensor):
             torch_internals.mark_sizes(value, dims)
-    options: Any = dict(spec.backend.options) or None
-    return torch.compile(
-        model,
-        backend=compiler,
-        fullgraph=True,
-        dynamic=spec.dynamic,
-        mode=spec.backend.mode,
-        options=options,
-    )
+    own = spec.backend
+    how: Any = {"dynamic": spec.dynamic, "mode": own.mode, "options": dict(own.options) or None}
+    return torch.compile(model, backend=compiler, fullgraph=True, **how)
 
 
 @preserving_thread_state()  # a run that raises inside vmap would leave its level to the next one

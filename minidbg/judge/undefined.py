@@ -34,12 +34,12 @@ def within(mode: Callable[[], Any], function: Any) -> Any:
 class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
-    Afterwards ``may_draw`` says whether any may draw random numbers; ``coarsest`` is the largest
-    rounding step, relative, of the dtypes of results.
+    Afterwards ``may_draw`` says whether any may draw random numbers, ``mixes`` whether any makes an
+    element of several; ``coarsest`` is the largest rounding step, relative, of dtypes of results.
     """
 
     supports_higher_order_operators = True
-    may_draw = False
+    may_draw = mixes = False
     coarsest = 0.0
 
     def around(self, function: Any) -> Any:
@@ -58,6 +58,8 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draws = torch.Tag.nondeterministic_seeded in func.tags
         # an op of the program's own may draw without saying so
         self.may_draw |= draws or func.namespace not in TAGGED
+        moves = "copy" in name or any(result.alias_info for result in func._schema.returns)
+        self.mixes |= not (moves or torch.Tag.pointwise in func.tags)
         if isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()):
             self.coarsest = max(self.coarsest, torch.finfo(last.dtype).eps)
         return result
@@ -145,9 +147,8 @@ class UndefinedResults(PerturbedEager):
             return result
         whole, bounds = source.detach().trunc(), torch.iinfo(result.dtype)
         fits = (whole >= float(bounds.min)) & (whole < float(bounds.max) + 1)
-        return self.filled(
-            result, ~fits.to(result.device), "casts of floats to integers that cannot hold them"
-        )
+        what = "casts of floats to integers that cannot hold them"
+        return self.filled(result, ~fits.to(result.device), what)
 
     def shift(self, func: Any, given: dict[str, Any]) -> Any:
         by = torch.as_tensor(given["other"])

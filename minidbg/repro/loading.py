@@ -103,10 +103,7 @@ def _without_model(
     """``setup`` without the imports above it that the text of model and inputs needs, each once."""
     write = write_graph_builder if call is CallPath.DIRECT else write_module
     names = [f"x{index}" for index in range(len(inputs))]
-    needed = {
-        *write(graph_module).imports,
-        *write_inputs(inputs, names, raw=True).imports,
-    }
+    needed = {*write(graph_module).imports, *write_inputs(inputs, names, raw=True).imports}
     left = list(setup)
     for line in needed & set(setup):
         left.remove(line)

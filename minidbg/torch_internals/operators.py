@@ -32,6 +32,19 @@ GET_DATA = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
 """What dynamo calls for ``x.data``, the only form it takes back."""
 ATTENTION_WITH_WEIGHTS = torch.ops.aten._scaled_dot_product_attention_math.default
 """Attention that returns result and weights; the arguments are those of the public one."""
+MULTIPLYING = """
+mm bmm mv dot vdot addmm baddbmm addbmm addmv convolution convolution_backward linear
+"""
+SUMMING = """
+sum mean nansum logsumexp var var_mean std std_mean norm linalg_vector_norm prod cumsum cumprod
+logcumsumexp softmax log_softmax native_batch_norm native_batch_norm_legit
+native_batch_norm_legit_no_training native_layer_norm native_group_norm native_batch_norm_backward
+batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_layer_norm_backward
+native_group_norm_backward softmax_backward_data log_softmax_backward_data embedding_dense_backward
+fft_c2c fft_r2c fft_c2r avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d cdist_forward
+dist
+"""
+"""ATen's ops that add terms, by name: those of products, and the others."""
 
 
 @private

@@ -198,11 +198,7 @@ class GraphState:
             as_left = thread_state()
             put_state_back()  # a level of vmap left open would have a part in all that follows
             again = self.after_failure(
-                error,
-                values,
-                kept,
-                undeclared,
-                begun=collectives is not None and collectives.begun,
+                error, values, kept, undeclared, begun=collectives is not None and collectives.begun
             )
             if again is None:
                 as_left()

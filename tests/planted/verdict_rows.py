@@ -1722,3 +1722,70 @@ healthy(
     lambda: (torch.arange(1.0, 8.0),),
     instead(lambda x: ((x * math.log(10)).exp().long(),)),
 )
+
+# ---- 8: at the edge of a threshold, where no run of eager has gone; small results of half precision
+
+
+def quantized(x: Tensor, w: Tensor) -> Tensor:
+    y = x @ w
+    return (y / (y.abs().amax(-1, keepdim=True) / 127)).round().clamp(-128, 127).to(torch.int8)
+
+
+def quantized_by_one_kernel(x: Tensor, w: Tensor) -> tuple[Tensor]:
+    y = (x @ w).float()
+    return ((y / (y.abs().amax(-1, keepdim=True) / 127)).round().clamp(-128, 127).to(torch.int8),)
+
+
+def of_residual(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return lambda x, w, rest: act(F.linear(x, w) * 0.3 + rest)
+
+
+def of_residual_by_one_kernel(act: Callable[[Tensor], Tensor]) -> Bug:
+    return instead(lambda x, w, rest: (act(F.linear(x, w).float() * 0.3 + rest.float()).to(x.dtype),))
+
+
+for dtype in (bf16, f16):
+    healthy(
+        "8.1",
+        f"whole numbers of a product, {dtype}",
+        quantized,
+        lambda dtype=dtype: (r(256, 64, dtype=dtype), r(64, 256, dtype=dtype)),
+        instead(quantized_by_one_kernel),
+    )
+    wrong(
+        "8.4",
+        f"small results have another sign, {dtype}",
+        lambda x, w: x * w,
+        lambda dtype=dtype: (r(20_000, dtype=dtype), r(20_000, dtype=dtype)),
+        output(lambda value: torch.where(value.abs() < 1e-2, -value, value)),
+        on=lambda dtype=dtype: (r(500, dtype=dtype), r(500, dtype=dtype)),
+    )
+for act in (torch.relu, F.relu6, torch.round):
+    healthy(
+        "8.1",
+        f"a {act.__name__} of a residual sum",
+        of_residual(act),
+        lambda: (r(1024, 64, dtype=bf16), r(512, 64, dtype=bf16), r(1024, 512, dtype=bf16)),
+        of_residual_by_one_kernel(act),
+    )
+healthy(
+    "8.1",
+    "a mask of a residual sum",
+    of_residual(lambda value: value > 0),
+    lambda: (r(1024, 64, dtype=bf16), r(512, 64, dtype=bf16), r(1024, 512, dtype=bf16)),
+    instead(lambda x, w, rest: (F.linear(x, w).float() * 0.3 + rest.float() > 0,)),
+)
+wrong(
+    "8.1",
+    "a mask that is wrong in a row, beside what rounding decides",
+    of_residual(lambda value: value > 0),
+    lambda: (r(1024, 64, dtype=bf16), r(512, 64, dtype=bf16), r(1024, 512, dtype=bf16)),
+    output(at(7, torch.logical_not)),
+)
+wrong(
+    "8.1",
+    "a relu that lets a number through",
+    of_residual(torch.relu),
+    lambda: (r(1024, 64, dtype=bf16), r(512, 64, dtype=bf16), r(1024, 512, dtype=bf16)),
+    output(lambda value: value.index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(1.0, dtype=bf16))),
+)

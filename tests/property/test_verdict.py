@@ -52,6 +52,8 @@ def grossly_wrong(run: Any, names: list[str], args: list[Any]) -> Any:
 
 
 # of a whole number about which rounding decides nobody can say how far it may move: it may be an index
+# AOTAutograd's own backward refuses that of 7.3, also without us (torch 2.14)
+THROUGH_INDUCTOR = [row for row in (*HEALTHY, *WRONG) if row.reading != "7.3"]
 GROSS = [row for row in HEALTHY if row.reading != "6b.2" and row.name != "a count at a near tie"]
 CLAIMS: dict[str, tuple[list[Row], Callable[[Any], bool], Any]] = {
     "a wrong result is found whatever lies beside it": (WRONG, is_wrong_result, None),
@@ -59,7 +61,7 @@ CLAIMS: dict[str, tuple[list[Row], Callable[[Any], bool], Any]] = {
     "a healthy result is silent": (HEALTHY, is_no_alarm, None),
     "a gross error in a healthy program is found": (GROSS, is_wrong_result, grossly_wrong),
     "programs of wrong results are silent in wider arithmetic": ([*WRONG, *PLAIN], is_silent, in_float64),
-    "programs are silent through inductor": ([*HEALTHY, *WRONG], is_no_alarm, "inductor"),
+    "programs are silent through inductor": (THROUGH_INDUCTOR, is_no_alarm, "inductor"),
 }
 
 
