@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -148,6 +149,7 @@ def of_threads() -> dict[str, Any]:
     for one in threading.enumerate():
         if one.name == "QueueFeederThread":
             one.join(1.0)  # of a DataLoader's queue that is closed: it ends by itself, soon
+    time.sleep(0.3)  # one that has been joined is a task of the system for a moment
     return {
         "python": sorted(f"{one.name} {one.daemon}" for one in threading.enumerate()),
         "system": sorted(name for name in names_of_threads() if not name.startswith(AUTOGRAD)),
