@@ -26,12 +26,7 @@ from minidbg.codegen.layouts import StridedLayout, layout_of, start_of, view_int
 from minidbg.codegen.names import Names
 from minidbg.codegen.subclasses import construction_of, is_constructed
 from minidbg.core.errors import CannotWrite
-from minidbg.torch_internals.devices import (
-    BROKEN,
-    KEPT_ON_CPU,
-    place_here,
-    restoring_random_numbers,
-)
+from minidbg.torch_internals.devices import BROKEN, KEPT_ON_CPU, place_here, restoring_random_numbers
 
 INPUT_SEED = 0
 SMALL_ELEMENTS = 64

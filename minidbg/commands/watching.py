@@ -97,12 +97,7 @@ OPTIONS = click.option(
     help="Run repros in forks of a warm process, or in fresh interpreters.",
 )
 def watch(
-    paths: tuple[Path, ...],
-    as_json: bool,
-    once: bool,
-    cluster: str | None,
-    serve: str | None,
-    **options: Any,
+    paths: tuple[Path, ...], as_json: bool, once: bool, cluster: str | None, serve: str | None, **options: Any
 ) -> None:
     """Run the repros whenever their backends change; say what changed.
 

@@ -391,7 +391,6 @@ def _difference(
     return {"where": where, "category": category, "signature": signature, "message": message, **figures}
 
 
-def written_unseen(index: int) -> Difference:
-    """The difference of an input that is no longer what it was, where nobody knows by how much."""
-    where = f"input {index} after the call"
-    return _difference(where, "input", "float", f"{where} is changed")
+def changed_unseen(where: str, by: str = "") -> Difference:
+    """The difference of what is no longer what it was, where nobody knows by how much."""
+    return _difference(where, where.split()[0], "float", f"{where} is changed{by}")

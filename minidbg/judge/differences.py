@@ -18,7 +18,7 @@ TOLERANCES = {
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
 # How much farther from float64 than eager's the result may be, as in torch._dynamo.utils.same.
-FACTOR = 3.0  # root mean square over the tensor (in scripts each element); torch has 2 for large ones
+FACTOR = 3.0  # root mean square of all elements (in scripts each); torch has 2 for large ones
 FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
 TINY = 10
 FACTOR_PEAK = 10.0  # each element against the worst one like it: a mean hides a single wrong one
@@ -62,7 +62,7 @@ def wrong_elements(
     near = rounding, absolute + (rounding * usual if reference is None else 0.0)
     others = [run for run in (reference, *runs) if run is not None]
     values = actual, expected, expected if reference is None else reference, *others
-    # of a tensor that is rounding errors alone rounding decides nothing: they are judged by their size
+    # of a tensor of rounding errors alone rounding decides nothing: they are judged by their size
     for least in (decided_from, math.inf):
         own = _OwnError(least, usual, expected.dtype, len(runs))
         own.floor *= mixes
@@ -193,7 +193,7 @@ class _OwnError:
         return self.relative <= ROUNDINGS * self.eps
 
     def as_a_whole(self, factor: float, near: tuple[float, float]) -> tuple[float, float, float]:
-        """Root mean square errors, the backend's and eager's, of the elements that rounding does not
+        """Root mean square errors, the backend's and eager's, of elements that rounding does not
         decide about, and how many times more than allowed the backend's is."""
         root = math.sqrt(max(self.number, 1))
         limit = (near[0] * self.size + factor * self.eager) / root + near[1]

@@ -205,11 +205,7 @@ def changed_cases(case: Case) -> Iterator[tuple[str, Case]]:
 
 CHANGES_OF_INPUTS: Sequence[tuple[str, Callable[[Tensor], bool], Callable[[Tensor], Tensor]]] = (
     ("`.contiguous()` before it", lambda x: not x.is_contiguous(), Tensor.contiguous),
-    (
-        "`.to(torch.float32)` before it",
-        lambda x: x.dtype in (torch.float16, torch.bfloat16),
-        Tensor.float,
-    ),
+    ("`.to(torch.float32)` before it", lambda x: x.dtype in (torch.float16, torch.bfloat16), Tensor.float),
     ("`.to(torch.int64)` before it", lambda x: x.dtype in (torch.bool, torch.uint8), Tensor.long),
     ("its inputs on cpu", lambda x: x.device.type not in ("cpu", "meta"), Tensor.cpu),
 )

@@ -136,11 +136,7 @@ class ReductionBudget:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def grant(
-        self,
-        signature: Signature | None,
-        error: BaseException,
-        settings: Settings,
-        device: str = "cpu",
+        self, signature: Signature | None, error: BaseException, settings: Settings, device: str = "cpu"
     ) -> tuple[Settings, str]:
         """Settings to answer this failure under, and why it is not reduced now (empty if it is).
         ``device`` has the failing graph's values.

@@ -28,7 +28,7 @@ from minidbg.core.run_spec import Level, RunSpec
 from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.fx.randomness import Derandomized, feed_recorded, may_draw
-from minidbg.judge.compare import Comparison, Difference, is_never_excused, written_unseen
+from minidbg.judge.compare import Comparison, Difference, changed_unseen, is_never_excused
 from minidbg.judge.eager_runs import OTHER_SEED, Tag, leaves_of
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import collected, gradient_sources, gradients_of
@@ -69,6 +69,8 @@ class Verification:
     backward_error: Exception | None = None
     after_forward: tuple[Any, ...] = ()
     """The generators after the forward of which these are the gradients."""
+    spoiled: str = ""
+    """The input or output that is another one after the backward, if any."""
     lacks_gradients: bool = False
     """Whether there are gradients that no run of the compiled function gave."""
     notes: list[str] = field(default_factory=list)
@@ -108,7 +110,10 @@ class Verification:
                         self.take_gradients(lambda args: compiled_fn(*args), kept, compiled_for_us=True)
                     return
                 try:
+                    unchanged = verify_runs.bits_of(inputs, outputs)
                     self.gradients = gradients_of(outputs, sources)
+                    changed = verify_runs.bits_of(inputs, outputs).items() - unchanged.items()
+                    self.spoiled = min((label for label, _ in changed), default="")
                 except Exception as error:  # judged when eager's backward has been seen
                     if is_out_of_memory(error) or is_of_a_signal_handler(error):
                         raise
@@ -173,7 +178,10 @@ class Verification:
         actual = collected(result, inside.model, tuple(args), self.gradients or {})
         runs = comparison_with(inside, self.spec, actual, expected)
         for index in inside.changed_unseen(args):
-            return self.mismatch(written_unseen(index))
+            return self.mismatch(changed_unseen(f"input {index} after the call"))
+        if self.spoiled:
+            failure = self.mismatch(changed_unseen(self.spoiled, " by its backward"))
+            return replace(failure, direction=Direction.BACKWARD)
         if drew:
             if (own := runs.difference(explained_by=())) is None:
                 return None

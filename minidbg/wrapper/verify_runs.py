@@ -165,6 +165,15 @@ def sum_of_bits(value: Tensor) -> int:
         return int((rows * torch.arange(1, PRIME + 1, device=rows.device)).sum())
 
 
+def bits_of(inputs: Sequence[Any], outputs: Any) -> dict[str, int]:
+    """What backward leaves alone, by label, as sums of bits; nothing where that is much."""
+    groups = ("input {} after the call", inputs), ("output {}", tensors_among([outputs]))
+    values = {text.format(i): x for text, group in groups for i, x in enumerate(group)}
+    plain = {label: value for label, value in values.items() if has_plain_memory(value)}
+    is_small = bytes_of(plain.values()) <= SMALL_BYTES
+    return {label: sum_of_bits(value) for label, value in plain.items() if is_small}
+
+
 def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:
     """``values``: copies of the chosen, which alias each other as before; aliases of the others."""
     indices = sorted(chosen)

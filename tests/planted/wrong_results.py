@@ -273,3 +273,20 @@ def sorts_its_input(graph_module: fx.GraphModule, example_inputs: Sequence[Any])
 def gives_more(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Right, and more outputs than anybody takes."""
     return lambda *args: (*graph_module(*args), args[0] * 7)
+
+
+class UsesItsOutputAgain(torch.autograd.Function):
+    """Its backward takes the memory of what forward has returned."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.result = x.exp()
+        return ctx.result.view_as(ctx.result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return ctx.result.mul_(gradient).clone()
+
+
+def backward_in_its_output(graph_module: fx.GraphModule, _example_inputs: Sequence[Any]) -> CompiledFn:
+    return lambda x: (UsesItsOutputAgain.apply(x),)
