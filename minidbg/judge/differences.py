@@ -23,7 +23,7 @@ FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by 
 TINY = 10
 FACTOR_PEAK = 10.0  # each element against the worst one like it: a mean hides a single wrong one
 LIKE = 10  # binary orders by which the own errors of elements like each other differ: 1,024 times
-ENOUGH_RUNS = 8  # with other rounding, to guess how many elements one more would move
+ENOUGH_RUNS = 8  # with other rounding, to see where edges are
 ROUNDINGS = 16  # at most, of each element alone: products have them, sums that cancel have not
 EXPONENTS = 2200  # more than float64 has binary exponents
 BETTER = 4e-2  # relative error against float64 that is allowed where only eager is NaN or inf
@@ -130,8 +130,8 @@ class _OwnError:
     elements like it: those whose own error is at most ``LIKE`` times larger. Where all elements are
     off by a few roundings of their own, none is allowed more of its own, or than one of a usual
     element where the program ``mixes`` them. Those that rounding decides about (``decided_from``)
-    stand for themselves alone; so do a few that no run has moved: by Good and Turing one more run
-    moves as many as have been moved once, over the number of runs.
+    stand for themselves alone; so do some that no run has moved, since they lie at an edge that
+    other runs cross: fewer by ``FACTOR`` than those that one run and the backend have moved.
     """
 
     def __init__(self, decided_from: float, usual: float, dtype: torch.dtype, runs: int) -> None:
@@ -141,10 +141,8 @@ class _OwnError:
         self.floor = usual * self.eps
         self.peaks, self.reaches = torch.zeros(2, EXPONENTS, dtype=torch.float64)
         """The largest own error by its binary exponent, and by its element's; first that of 0."""
-        self.moved_once = self.unseen = 0
-        """Elements that one run has moved; that only the backend has."""
-        self.relative = 0.0
-        """The largest own error in units of its element."""
+        self.moved_once, self.unseen = 0, 0.0  # by one run and the backend; by the backend alone
+        self.relative = 0.0  # the largest own error in units of its element
         self.compiled = self.eager = self.size = 0.0
         self.number, self.whole = 0, 0.0
 
@@ -165,10 +163,14 @@ class _OwnError:
         self.compiled = math.hypot(self.compiled, _norm(_distance(a, r, known)))
         self.eager = math.hypot(self.eager, _norm(torch.where(known, error, 0.0)))
         self.size = math.hypot(self.size, _norm(_size(r, known)))
-        moved = (_distance(run, e, e.isfinite()) > 0 for run in others[len(others) - self.runs :])
-        self.moved_once += int((sum(moved, torch.zeros_like(e, dtype=torch.int8)) == 1).sum())
-        off = _distance(a, e, a.isfinite() & e.isfinite())
-        self.unseen += int(((error == 0) & (off > 0)).sum())
+        runs = (_distance(run, e, e.isfinite()) > 0 for run in others[len(others) - self.runs :])
+        moved = _distance(a, e, a.isfinite() & e.isfinite()) > 0
+        unseen, once = moved & (error == 0), sum(runs, torch.zeros_like(e, dtype=torch.int8)) == 1
+        self.moved_once += int((moved & once).sum())
+        self.unseen += int(unseen.sum())
+        if e.dtype is torch.int64:  # it may be an index: it is none that no run may give
+            least, most = torch.stack([e, *others]).aminmax()
+            self.unseen += math.inf if (unseen & ((a < least) | (a > most))).any() else 0.0
         size = _size(e, e.isfinite()).cpu()
         self.reaches.scatter_reduce_(0, _exponents(size), error.cpu(), "amax")
         error = torch.where(known, error, 0.0).cpu()
@@ -182,9 +184,9 @@ class _OwnError:
         if self.is_of_roundings:
             of_roundings = size.clamp(min=self.least) * self.relative
             like = torch.minimum(like, of_roundings.clamp(min=self.floor))
-        if self.runs >= ENOUGH_RUNS and self.unseen * self.runs <= self.moved_once:
+        if self.runs >= ENOUGH_RUNS and FACTOR * self.unseen <= self.moved_once:
             decided |= error == 0
-            error = torch.where(error == 0, _largest_like(size, self.reaches), error)
+            error = torch.where(error == 0, _largest_like(size, self.reaches) / FACTOR_PEAK, error)
         return error, torch.where(decided, error, like), decided
 
     @property

@@ -42,7 +42,6 @@ COTANGENT_SEED = 9_176_551  # no program is likely to have set it: its data woul
 NOT_CALLED = "dynamo did not call the backend"
 """How the reason begins where dynamo does not take the program as it is written."""
 
-
 Change = Callable[[Any], Any]
 """Makes another model of a model, and other inputs of a tuple of inputs."""
 

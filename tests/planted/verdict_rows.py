@@ -1789,3 +1789,17 @@ wrong(
     lambda: (r(1024, 64, dtype=bf16), r(512, 64, dtype=bf16), r(1024, 512, dtype=bf16)),
     output(lambda value: value.index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(1.0, dtype=bf16))),
 )
+wrong(
+    "8.1",
+    "the last block of whole numbers is off by more than rounding",
+    quantized,
+    lambda: (r(192, 64, dtype=bf16), r(64, 128, dtype=bf16)),
+    output(at((-1, slice(-8, None)), lambda value: value + 3)),
+)
+wrong(
+    "8.1",
+    "an index that is none",
+    lambda x, w: (x @ w).argmax(-1),
+    lambda: (r(1024, 64, dtype=bf16), r(64, 128, dtype=bf16)),
+    output(at(-1, lambda value: value * 0 - 5)),
+)
