@@ -131,7 +131,7 @@ class _OwnError:
     off by a few roundings of their own, none is allowed more of its own, or than one of a usual
     element where the program ``mixes`` them. Those that rounding decides about (``decided_from``)
     stand for themselves alone; so do some that no run has moved, since they lie at an edge that
-    other runs cross: fewer by ``FACTOR`` than those that one run and the backend have moved.
+    other runs cross: at most as many as those that just one run and the backend have moved.
     """
 
     def __init__(self, decided_from: float, usual: float, dtype: torch.dtype, runs: int) -> None:
@@ -184,7 +184,7 @@ class _OwnError:
         if self.is_of_roundings:
             of_roundings = size.clamp(min=self.least) * self.relative
             like = torch.minimum(like, of_roundings.clamp(min=self.floor))
-        if self.runs >= ENOUGH_RUNS and FACTOR * self.unseen <= self.moved_once:
+        if self.runs >= ENOUGH_RUNS and self.unseen <= self.moved_once:
             decided |= error == 0
             error = torch.where(error == 0, _largest_like(size, self.reaches) / FACTOR_PEAK, error)
         return error, torch.where(decided, error, like), decided
