@@ -109,11 +109,9 @@ class Verification:
                     with torch_internals.restoring_counters():
                         self.take_gradients(lambda args: compiled_fn(*args), kept, compiled_for_us=True)
                     return
+                unchanged = verify_runs.bits_of(inputs, outputs)
                 try:
-                    unchanged = verify_runs.bits_of(inputs, outputs)
                     self.gradients = gradients_of(outputs, sources)
-                    changed = verify_runs.bits_of(inputs, outputs).items() - unchanged.items()
-                    self.spoiled = min((label for label, _ in changed), default="")
                 except Exception as error:  # judged when eager's backward has been seen
                     if is_out_of_memory(error) or is_of_a_signal_handler(error):
                         raise
@@ -123,6 +121,9 @@ class Verification:
                         self.facts.leave_out(GRADIENTS_REFUSED)
                     else:
                         self.backward_error = error
+                else:
+                    changed = verify_runs.bits_of(inputs, outputs).items() - unchanged.items()
+                    self.spoiled = min((label for label, _ in changed), default="")
         finally:
             inside.set_generators()
             if inside.graph is not inside.model:
