@@ -200,9 +200,22 @@ class Recording:
         """
         moments = [self._clamped(moment) for moment in wanted]
         found = {moment: self._known(moment) for moment in moments}
-        missing = [moment for moment, value in found.items() if value is NOT_RECORDED]
+        missing: dict[int, list[NodeAt]] = {}
+        for moment, value in found.items():
+            if value is NOT_RECORDED:
+                missing.setdefault(moment[0], []).append(moment)
         if missing:
-            found |= self._replay(missing)
+            held: Held = {}
+
+            def hold(position: int, env: Env) -> None:
+                for moment in missing.get(position, ()):
+                    held[moment] = env[moment[1]]
+
+            self.run(max(missing), hold, held)
+            for moment, value in held.items():
+                found[moment] = standing_alone(value)
+                if isinstance(found[moment], Tensor):
+                    self._in_use[moment] = weakref.ref(found[moment])
         return [found[moment] for moment in moments]
 
     def _clamped(self, moment: NodeAt) -> NodeAt:
@@ -221,23 +234,6 @@ class Recording:
         recorded = self._in_use.get(moment)
         value = recorded() if recorded is not None else None
         return NOT_RECORDED if value is None else value
-
-    def _replay(self, wanted: Sequence[NodeAt]) -> dict[NodeAt, Any]:
-        by_position: dict[int, list[fx.Node]] = {}
-        for position, node in wanted:
-            by_position.setdefault(position, []).append(node)
-        stop = max(by_position)
-        held: Held = {}
-
-        def hold(position: int, env: dict[fx.Node, Any]) -> None:
-            for node in by_position.get(position, ()):
-                held[(position, node)] = env[node]
-
-        self.run(stop, hold, held)
-        found = {moment: standing_alone(value) for moment, value in held.items()}
-        tensors = ((moment, value) for moment, value in found.items() if isinstance(value, Tensor))
-        self._in_use |= {moment: weakref.ref(value) for moment, value in tensors}
-        return found
 
     # --- running ---
 

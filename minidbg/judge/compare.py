@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -74,82 +73,6 @@ def margin_for(figures: Mapping[str, Any]) -> float:
     return min(MOST_MARGIN, max(1.0, math.sqrt(float(figures.get("excess", 1.0)))))
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What a backend's run left (``actual``) beside eager's from the same state (``expected``)."""
-
-    actual: dict[str, Any]
-    expected: dict[str, Any]
-    eager: Eager
-    """Runs the model again: changed, or with another seed."""
-    spec: RunSpec
-
-    def difference(
-        self,
-        notes: list[str] | None = None,
-        unjudged: set[str] | None = None,
-        explained_by: Container[Tag] = (*Tag,),
-    ) -> Difference | None:
-        """The first difference that no legal eager run with these tags explains, or None.
-
-        ``notes`` gets what is unjudged, ``unjudged`` the labels of the leaves of which nothing was.
-        """
-        actual, expected = leaves_of(self.actual), leaves_of(self.expected)
-        eager_runs = eager_runs_of(self.eager, explained_by)
-        return mismatch(actual, expected, eager_runs, self.spec, notes, unjudged)
-
-
-def mismatch(
-    actual: Leaves,
-    expected: Leaves,
-    eager_runs: EagerRuns | None = None,
-    spec: RunSpec = DEFAULT_SPEC,
-    notes: list[str] | None = None,
-    unjudged: set[str] | None = None,
-) -> Difference | None:
-    """The first difference that counts between compiled ``actual`` and eager ``expected``, or None.
-
-    Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of
-    outputs. Strides are not compared. ``eager_runs`` has the other legal runs of eager, which are
-    made only where a difference is to be explained. What they leave out (``Tag`` says why) is a
-    sentence in ``notes``. Of ``spec`` count the tolerances, which replace those of TOLERANCES, and
-    the margin: above 1 it demands a difference so many times larger.
-
-    The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer,
-    bool, float, requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for
-    values also ``index``, ``actual``, ``expected``, ``wrong`` of ``elements``, ``excess`` (the
-    largest margin at which it still counts), ``error`` and ``allowed`` in units of ``unit``,
-    ``rmse_compiled`` and ``rmse_eager``. Raises CannotCompare when a leaf cannot be judged and
-    nothing else differs.
-    """
-    judge = _Comparing(expected, eager_runs or EagerRuns(), spec)
-    refusal = None
-    try:
-        for where in [*expected, *(label for label in actual if label not in expected)]:
-            try:
-                difference = judge.leaf(where, actual.get(where), expected.get(where))
-            except CannotCompare as error:
-                refusal = refusal or error
-            else:
-                if difference and (
-                    is_never_excused(difference)
-                    or (judge.is_steady(where) and ("elements" in difference or judge.is_defined(where)))
-                ):
-                    lines = [difference["message"], *judge.eager_runs.failed.values()]
-                    return difference | {"message": "\n".join(lines)}
-        if difference := _first_relation(actual, expected):
-            return difference
-    finally:
-        if unjudged is not None:
-            unjudged |= {where for where, part in judge.left_out.items() if part == where}
-            unjudged.update(judge.unsteady)
-        if notes is not None:
-            notes += judge.notes()
-    if refusal:
-        raise refusal
-    return None
-
-
 def is_never_excused(difference: Difference) -> bool:
     """Whether chance and rounding cannot explain it: they change values and sizes, but no dtype and
     no number of dimensions."""
@@ -159,14 +82,66 @@ def is_never_excused(difference: Difference) -> bool:
     return difference["category"] in ("dtype", "device")
 
 
-class _Comparing:
-    def __init__(self, expected: Leaves, eager_runs: EagerRuns, spec: RunSpec) -> None:
-        self.expected, self.eager_runs = expected, eager_runs
+class Comparison:
+    """What a backend's run left (``actual``) beside eager's from the same state (``expected``).
+
+    ``eager_runs`` has the other legal runs of eager, which are made only where a difference is to
+    be explained. Of ``spec`` count the judge, the tolerances, which replace those of TOLERANCES, and
+    the margin: above 1 it demands a difference so many times larger.
+    """
+
+    def __init__(
+        self,
+        actual: Leaves,
+        expected: Leaves,
+        eager_runs: EagerRuns | None = None,
+        spec: RunSpec = DEFAULT_SPEC,
+    ) -> None:
+        self.actual, self.expected = actual, expected
+        self.eager_runs = eager_runs or EagerRuns()
         self.tolerances, self.margin = spec.tolerances, spec.margin
         self.judge = Judge.of(spec.judge) if spec.judge else None
         self.steady: dict[str, bool] = {}
         self.left_out: dict[str, str] = {}
         self.decided: dict[str, str] = {}
+
+    def difference(self) -> Difference | None:
+        """The first difference that counts, or None.
+
+        Form and values of all leaves come first, in eager's order; then requires_grad and aliasing
+        of outputs. Strides are not compared. What the legal runs leave out is in ``notes``.
+
+        The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf,
+        integer, bool, float, requires_grad, aliasing), ``signature`` (its stable part) and
+        ``message``; for values also ``index``, ``actual``, ``expected``, ``wrong`` of ``elements``,
+        ``excess`` (the largest margin at which it still counts), ``error`` and ``allowed`` in units
+        of ``unit``, ``rmse_compiled`` and ``rmse_eager``. Raises CannotCompare when a leaf cannot
+        be judged and nothing else differs.
+        """
+        actual, expected, refusal = self.actual, self.expected, None
+        for where in [*expected, *(label for label in actual if label not in expected)]:
+            try:
+                difference = self.leaf(where, actual.get(where), expected.get(where))
+            except CannotCompare as error:
+                refusal = refusal or error
+            else:
+                if difference and (
+                    is_never_excused(difference)
+                    or (self.is_steady(where) and ("elements" in difference or self.is_defined(where)))
+                ):
+                    lines = [difference["message"], *self.eager_runs.failed.values()]
+                    return difference | {"message": "\n".join(lines)}
+        if difference := _first_relation(actual, expected):
+            return difference
+        if refusal:
+            raise refusal
+        return None
+
+    @property
+    def unjudged(self) -> set[str]:
+        """The labels of the leaves of which nothing was judged."""
+        whole = (where for where, part in self.left_out.items() if part == where)
+        return {*whole, *self.unsteady}
 
     @property
     def unsteady(self) -> list[str]:
@@ -311,6 +286,19 @@ class _Comparing:
             metrics = metrics_of(a, e, reference)
             text += f", PCC {metrics.pcc:.6g}, ratio {metrics.ratio:.2g}"
         return _difference(where, leaf.role, message=text, **wrong)
+
+
+def comparison_of(
+    actual: dict[str, Any],
+    expected: dict[str, Any],
+    eager: Eager,
+    spec: RunSpec,
+    explained_by: Container[Tag] = (*Tag,),
+) -> Comparison:
+    """Of what two runs left. ``eager`` runs the model again, changed or with another seed: only
+    runs with these tags explain a difference."""
+    eager_runs = eager_runs_of(eager, explained_by)
+    return Comparison(leaves_of(actual), leaves_of(expected), eager_runs, spec)
 
 
 def refused_by(judge: Judge, a: torch.Tensor, e: torch.Tensor, exact: Any) -> Elements:

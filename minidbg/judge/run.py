@@ -22,7 +22,7 @@ from minidbg.core.text import abridged
 from minidbg.fx.context import entered_modes, patched_config, without_modes
 from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import tensors_in
-from minidbg.judge.compare import Comparison
+from minidbg.judge.compare import Comparison, comparison_of
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.precision import to_cpu
 from minidbg.judge.signature import (
@@ -132,9 +132,24 @@ def judge(
             if actual is not None and compares:
                 note("compare")
                 actual = clone_values([actual], torch.Tensor.cpu)[0] if spec.golden else actual
-                comparison = Comparison(actual, expected, runnable.eager, spec)
+                comparison = comparison_of(actual, expected, runnable.eager, spec)
                 seen(comparison)
-                result = compared(comparison, notes) or result
+                try:
+                    difference = comparison.difference()
+                except CannotCompare as error:
+                    reason = f"cannot be compared with eager: {error}"
+                    result = Outcome(Verdict.INVALID, reason=reason)
+                except Exception as error:
+                    if is_of_a_signal_handler(error):
+                        raise
+                    why = f"comparing it with eager failed ({first_line_of(error)})"
+                    result = Outcome(Verdict.INVALID, reason=f"{why}; that is a bug in minidbg")
+                else:
+                    notes += comparison.notes()
+                    if difference is not None:
+                        signature = {"kind": "accuracy", **difference.pop("signature")}
+                        message, signed = difference.pop("message"), record_of(signature, Signature)
+                        result = failure(signed, spec, message, figures=difference)
             if result.verdict is Verdict.GONE:
                 if HANDED_BACK in notes and not compiles_one_op(runnable.compiler, spec, inputs):
                     notes[:] = [BY_DESIGN if note == HANDED_BACK else note for note in notes]
@@ -342,23 +357,6 @@ def cotangent_for(root: torch.Tensor, index: int, many: int = 1) -> torch.Tensor
 
 def needs_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
-    try:
-        difference = runs.difference(notes)
-    except CannotCompare as error:
-        return Outcome(Verdict.INVALID, reason=f"cannot be compared with eager: {error}")
-    except Exception as error:
-        if is_of_a_signal_handler(error):
-            raise
-        reason = f"comparing it with eager failed ({first_line_of(error)}); that is a bug in minidbg"
-        return Outcome(Verdict.INVALID, reason=reason)
-    if difference is None:
-        return None
-    signature = record_of({"kind": "accuracy", **difference["signature"]}, Signature)
-    figures = {key: v for key, v in difference.items() if key not in ("signature", "message")}
-    return failure(signature, runs.spec, difference["message"], figures=figures)
 
 
 def brief(error: BaseException) -> str:

@@ -29,8 +29,8 @@ from minidbg.fx.effects import Fact, is_call, mode_of, op_name, tensors_in
 from minidbg.fx.effects import Mode as ModeChange
 from minidbg.fx.mutation import written_arguments
 from minidbg.fx.record import Recording
-from minidbg.judge.compare import Comparison, mismatch
-from minidbg.judge.eager_runs import EagerRuns, Tag, eager_runs_of, leaves_of
+from minidbg.judge.compare import Comparison
+from minidbg.judge.eager_runs import Tag
 from minidbg.judge.leaves import CannotCompare, Leaves
 from minidbg.judge.metrics import metrics_of
 from minidbg.judge.run import BY_DESIGN, HANDED_BACK, compiles_one_op
@@ -95,21 +95,21 @@ class Table:
         if comparison is None:
             yield {"failed": why(outcome), "status": status_of_failure(outcome)}
             return
-        actual, expected = leaves_of(comparison.actual), leaves_of(comparison.expected)
-        runs, end = eager_runs_of(comparison.eager, frozenset(Tag)), len(self.recording.nodes)
+        actual, expected, end = comparison.actual, comparison.expected, len(self.recording.nodes)
+        others = comparison.eager_runs, self.case.spec
         for index, node in enumerate(asked):
-            own, wanted = (part_of_output(leaves, index) for leaves in (actual, expected))
+            own, wanted = part_of_output(actual, index), part_of_output(expected, index)
             where, _ = self.places.of(own, outcome)
             row = replace(row_without_values(node, self.facts), ran_on=where)
             if later := self.recording.writes_to(node, end):
                 yield {"row": plain(replace(row, reason=f"{later[-1].name} writes to it later"))}
             else:
-                yield {"row": plain(self.measured(row, own, wanted, runs))}
+                yield {"row": plain(with_metrics(row, Comparison(own, wanted, *others)))}
         for index, node in enumerate(self.case.graph_module.graph.find_nodes(op="placeholder")):
             label = f"input {index} after the call"
             if label in expected and self.nodes[-1] is self.calls[-1]:
-                own, wanted = ({label: leaves[label]} for leaves in (actual, expected))
-                row = self.measured(Row(node.name, "after the call"), own, wanted, runs)
+                part = Comparison({label: actual[label]}, {label: expected[label]}, *others)
+                row = with_metrics(Row(node.name, "after the call"), part)
                 if row.status.is_bad or self.recording.writes_to(node, end):
                     yield {"row": plain(row)}
 
@@ -147,41 +147,40 @@ class Table:
         outcome, comparison = self.compared(case, *calls)
         if comparison is None:
             return replace(row, status=status_of_failure(outcome), reason=why(outcome))
-        runs = eager_runs_of(comparison.eager, frozenset(Tag))
-        actual, expected = leaves_of(comparison.actual), leaves_of(comparison.expected)
-        where, reason = self.places.of(actual, outcome)
-        row = self.measured(replace(row, ran_on=where), actual, expected, runs)
+        where, reason = self.places.of(comparison.actual, outcome)
+        row = with_metrics(replace(row, ran_on=where), comparison)
         return replace(row, reason=row.reason or reason)
 
-    def measured(self, row: Row, actual: Leaves, expected: Leaves, runs: EagerRuns) -> Row:
-        """``row`` with how near ``actual`` is to ``expected``, and its status."""
-        notes, unjudged = list[str](), set[str]()
-        try:
-            difference = mismatch(actual, expected, runs, self.case.spec, notes, unjudged)
-        except CannotCompare as refusal:
-            return replace(row, reason=str(refusal))
-        outputs = [at for at, leaf in expected.items() if leaf.role == "output"] or [*expected]
-        outputs += [difference["where"]] if difference and difference["where"] in expected else []
-        leaves = {where: expected[where].value for where in outputs if where not in unjudged}
-        both = [*actual.items(), *expected.items()]
-        empty = {where for where, leaf in both if getattr(leaf.value, "is_meta", False)}
-        metrics = [metrics_of_leaf(at, actual, expected, runs) for at in leaves if at not in empty]
-        failed = difference and OF_CATEGORY.get(difference["category"], Status.NUMERICS_FAIL)
-        if not (metrics or (failed and failed.is_bad)):
-            return replace(row, reason="; ".join(notes) or "it gives nothing to compare")
-        worst = worst_of(metrics) if metrics else Metrics()
-        return replace(
-            row,
-            pcc=worst.pcc,
-            cosine=worst.cosine,
-            max_abs_diff=worst.max_abs,
-            mean_abs_diff=worst.mean_abs,
-            max_rel_diff=worst.max_rel,
-            sqnr_db=worst.sqnr,
-            ratio=worst.ratio,
-            status=failed or Status.OK,
-            reason=difference["message"].partition("\n")[0] if difference else "; ".join(notes),
-        )
+
+def with_metrics(row: Row, runs: Comparison) -> Row:
+    """``row`` with how near the backend's run is to eager's, and its status."""
+    try:
+        difference = runs.difference()
+    except CannotCompare as refusal:
+        return replace(row, reason=str(refusal))
+    actual, expected, notes = runs.actual, runs.expected, runs.notes()
+    outputs = [at for at, leaf in expected.items() if leaf.role == "output"] or [*expected]
+    outputs += [difference["where"]] if difference and difference["where"] in expected else []
+    leaves = {where: expected[where].value for where in outputs if where not in runs.unjudged}
+    both = [*actual.items(), *expected.items()]
+    empty = {where for where, leaf in both if getattr(leaf.value, "is_meta", False)}
+    metrics = [metrics_of_leaf(at, runs) for at in leaves if at not in empty]
+    failed = difference and OF_CATEGORY.get(difference["category"], Status.NUMERICS_FAIL)
+    if not (metrics or (failed and failed.is_bad)):
+        return replace(row, reason="; ".join(notes) or "it gives nothing to compare")
+    worst = worst_of(metrics) if metrics else Metrics()
+    return replace(
+        row,
+        pcc=worst.pcc,
+        cosine=worst.cosine,
+        max_abs_diff=worst.max_abs,
+        mean_abs_diff=worst.mean_abs,
+        max_rel_diff=worst.max_rel,
+        sqnr_db=worst.sqnr,
+        ratio=worst.ratio,
+        status=failed or Status.OK,
+        reason=difference["message"].partition("\n")[0] if difference else "; ".join(notes),
+    )
 
 
 class Places:
@@ -266,13 +265,13 @@ def part_of_output(leaves: Leaves, index: int) -> Leaves:
     return {where: leaves[where] for where in own}
 
 
-def metrics_of_leaf(where: str, actual: Leaves, expected: Leaves, runs: EagerRuns) -> Metrics:
-    a, e = (leaves[where].value if where in leaves else None for leaves in (actual, expected))
+def metrics_of_leaf(where: str, runs: Comparison) -> Metrics:
+    a, e = (run[where].value if where in run else None for run in (runs.actual, runs.expected))
     near = metrics_of(a, e)
     if near.max_abs == 0 or not isinstance(e, torch.Tensor):
         return near
-    next(runs.members(Tag.AGAIN), None)  # what draws has no float64
-    return metrics_of(a, e, runs.leaf(Tag.FLOAT64, where, e))
+    next(runs.eager_runs.members(Tag.AGAIN), None)  # what draws has no float64
+    return metrics_of(a, e, runs.eager_runs.leaf(Tag.FLOAT64, where, e))
 
 
 def status_of_failure(outcome: Outcome) -> Status:

@@ -13,7 +13,8 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.fx.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.compare import Comparison, Difference, changed_unseen, is_never_excused
-from minidbg.judge.eager_runs import OTHER_SEED, Tag, leaves_of
+from minidbg.judge.eager_runs import OTHER_SEED, Tag
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import collected, gradient_sources, gradients_of
 from minidbg.torch_internals.devices import generator_states
@@ -73,9 +74,6 @@ class Verification:
     """The input or output that is another one after the backward, if any."""
     lacks_gradients: bool = False
     """Whether there are gradients that no run of the compiled function gave."""
-    notes: list[str] = field(default_factory=list)
-    unjudged: set[str] = field(default_factory=set)
-    """Labels of the results of which nothing was judged."""
 
     def take_gradients(
         self, call: Callable[[list[Any]], Any], kept: Kept, *, compiled_for_us: bool = False
@@ -177,14 +175,14 @@ class Verification:
         if isinstance(result, (tuple, list)):
             result = result[: len(expected["outputs"])]  # nobody takes more
         actual = collected(result, inside.model, tuple(args), self.gradients or {})
-        runs = comparison_with(inside, self.spec, actual, expected)
+        beside = partial(comparison_with, inside, self.spec, actual, expected)
         for index in inside.changed_unseen(args):
             return self.mismatch(changed_unseen(f"input {index} after the call"))
         if self.spoiled:
             failure = self.mismatch(changed_unseen(self.spoiled, " by its backward"))
             return replace(failure, direction=Direction.BACKWARD)
         if drew:
-            if (own := runs.difference(explained_by=())) is None:
+            if (own := beside(()).difference()) is None:
                 return None
             if is_never_excused(own):
                 return self.mismatch(own)
@@ -192,7 +190,7 @@ class Verification:
             # were made, or a checkpoint draws again
             drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)
             if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
-                found = runs.difference(explained_by=(Tag.NOISE,))
+                found = beside((Tag.NOISE,)).difference()
                 return self.mismatch(found, (DRAWN_ANEW,)) if found else None
             fed: Derandomized | None = None
             numbers: Derandomized | None = None
@@ -203,7 +201,7 @@ class Verification:
                 with fence("draws_alone_failed"):  # a graph of ours, which the user never asked for
                     numbers = verify_runs.draws_by(self.link, inside, fed)
                 if numbers is not None:
-                    found = self.difference_beside(numbers, runs.actual)
+                    found = self.difference_beside(numbers, actual)
                     if found is None:
                         return None
                     if drew_alike and is_backward(found) and not (is_backward(own) or fed.cut):
@@ -213,10 +211,12 @@ class Verification:
                 for name in fed.cut if self.gradients else ():
                     self.facts.leave_out(f"the gradient of {name} is not judged, which draws random numbers")
                 return self.with_numbers(fed).compiled_anew()
+        runs = beside()
         found = self.difference(runs)
-        results = {at for at, leaf in leaves_of(runs.expected).items() if leaf.role != "input"}
-        if found is None and results and results <= self.unjudged:
-            raise CannotCompare(f"{NOTHING_JUDGED}: {self.notes[0]}")
+        results = {at for at, leaf in runs.expected.items() if leaf.role != "input"}
+        if found is None and results and results <= runs.unjudged:
+            raise CannotCompare(f"{NOTHING_JUDGED}: {runs.notes()[0]}")
+        del runs  # what eager's other runs left is not held while a hint is looked for
         return self.mismatch(found) if found else None
 
     def eager(self) -> tuple[dict[str, Any], bool]:
@@ -237,8 +237,8 @@ class Verification:
         return left, moved and may_draw(inside.graph)
 
     def difference(self, runs: Comparison) -> Difference | None:
-        found = runs.difference(self.notes, self.unjudged)
-        for note in self.notes:
+        found = runs.difference()
+        for note in runs.notes():
             self.facts.leave_out(note)
         return found
 
@@ -256,14 +256,14 @@ class Verification:
     def outputs_show_numbers(self, expected: dict[str, Any]) -> bool:
         """Whether eager's outputs differ with another seed, so equal ones tell of equal numbers."""
         again = self.before.eager(seed=OTHER_SEED, backward=False)
-        runs = Comparison(again, {**expected, "gradients": {}}, self.before.eager, self.spec)
-        return runs.difference(explained_by=()) is not None
+        both = {**expected, "gradients": {}}
+        return comparison_with(self.before, self.spec, again, both, ()).difference() is not None
 
     def with_numbers(self, fed: Derandomized) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""
         added = fed.inputs[len(self.before.inputs) :]
         inside = replace(self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added))
-        return replace(self, before=inside, notes=[], unjudged=set())
+        return replace(self, before=inside)
 
     def compiled_anew(self) -> Failure | None:
         log.debug("compiled_once_more")

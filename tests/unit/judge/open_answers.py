@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minidbg.judge.compare import DEFAULT_SPEC, Comparison
+from minidbg.judge.compare import DEFAULT_SPEC, comparison_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,11 @@ def judged(
         values = change(tuple(value.clone() for value in inputs))
         return only(change(program)(*values))
 
-    return Comparison(only(result), eager(), eager, DEFAULT_SPEC).difference([] if notes is None else notes)
+    runs = comparison_of(only(result), eager(), eager, DEFAULT_SPEC)
+    difference = runs.difference()
+    if notes is not None:
+        notes += runs.notes()
+    return difference
 
 
 def only(outputs: Any) -> dict[str, Any]:

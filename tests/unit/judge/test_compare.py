@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from minidbg.judge.compare import DEFAULT_SPEC, mismatch
+from minidbg.judge.compare import DEFAULT_SPEC, Comparison
 from minidbg.judge.differences import TOLERANCES, wrong_elements
 from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import CannotCompare, Leaf, collect_leaves
@@ -46,13 +46,17 @@ def changed(value: torch.Tensor, place: Any, to: Any) -> torch.Tensor:
     return value
 
 
+def first(*runs: Any) -> dict[str, Any] | None:
+    return Comparison(*runs).difference()
+
+
 def difference_of(
     actual: Any, expected: Any, reference: Any = None, again: Any = None, **spec: Any
 ) -> dict[str, Any] | None:
     """The difference of two single outputs; ``reference`` is eager's in float64, ``again`` that of its second run."""
     values = {Tag.FLOAT64: reference, Tag.AGAIN: again}
     eager_runs = EagerRuns({tag: [outputs(value)] for tag, value in values.items() if value is not None})
-    return mismatch(outputs(actual), outputs(expected), eager_runs, replace(DEFAULT_SPEC, **spec))
+    return first(outputs(actual), outputs(expected), eager_runs, replace(DEFAULT_SPEC, **spec))
 
 
 def twice(again: Snapshot) -> EagerRuns:
@@ -255,23 +259,23 @@ def test_a_bare_tensor_is_output_0_which_is_not_copied_and_a_subclass_is_opened(
 
 def test_a_missing_output_and_one_too_many_are_differences_of_structure() -> None:
     one, two = outputs(torch.ones(2)), outputs(torch.ones(2), torch.ones(2))
-    fewer, more = mismatch(one, two), mismatch(two, one)
+    fewer, more = first(one, two), first(two, one)
     assert fewer["message"] == "output 1 is not given by the compiled graph"
     assert more["message"] == "output 1 is not given by eager"
 
 
 def test_a_wrong_gradient_is_a_failure_in_backward_and_none_is_as_good_as_zero() -> None:
     one, zero, none = (gradient(x=value) for value in (torch.ones(2), torch.zeros(2), None))
-    difference = mismatch(one, zero)
+    difference = first(one, zero)
     assert difference["where"] == "gradient of x"
     assert difference["signature"] == {"direction": "backward", "message": "gradient: float"}
-    assert mismatch(zero, none) is None
-    assert mismatch(none, zero) is None
-    assert mismatch(none, one) is not None
+    assert first(zero, none) is None
+    assert first(none, zero) is None
+    assert first(none, one) is not None
 
 
 def test_an_input_that_only_one_run_wrote_to_is_a_difference() -> None:
-    difference = mismatch(collect_leaves((), {"x": torch.ones(2)}), collect_leaves((), {"x": torch.zeros(2)}))
+    difference = first(collect_leaves((), {"x": torch.ones(2)}), collect_leaves((), {"x": torch.zeros(2)}))
     assert difference["where"] == "input x after the call"
 
 
@@ -321,7 +325,7 @@ def test_a_sparse_meta_tensor_stays_what_it_is_since_it_has_no_values() -> None:
 
 def test_no_other_run_is_asked_for_when_all_is_close() -> None:
     x = random(100)
-    assert mismatch(outputs(x * (1 + 1e-7)), outputs(x), EagerRuns({tag: never() for tag in Tag})) is None
+    assert first(outputs(x * (1 + 1e-7)), outputs(x), EagerRuns({tag: never() for tag in Tag})) is None
 
 
 def test_tolerances_can_be_given_for_all_dtypes_or_one() -> None:
@@ -370,15 +374,17 @@ def test_what_no_float64_can_measure_is_left_to_the_tolerances():
 
 def test_what_eager_gives_otherwise_each_time_is_left_out_and_said_and_hides_nothing_beside_it() -> None:
     eager, again, actual = (outputs(random(5, seed=seed), torch.ones(2)) for seed in range(3))
-    notes: list[str] = []
-    assert mismatch(actual, eager, twice(again), notes=notes) is None
-    assert notes == ["output 0 is not judged: eager differs from itself, or may with other random numbers"]
-    difference = mismatch(outputs(random(5, seed=2), torch.zeros(2)), eager, twice(again))
+    runs = Comparison(actual, eager, twice(again))
+    assert runs.difference() is None
+    assert runs.notes() == [
+        "output 0 is not judged: eager differs from itself, or may with other random numbers"
+    ]
+    difference = first(outputs(random(5, seed=2), torch.zeros(2)), eager, twice(again))
     assert difference["where"] == "output 1"
     by_chance = [outputs(random(100, seed=seed) > 0) for seed in range(3)]
-    assert mismatch(by_chance[2], by_chance[0], twice(by_chance[1])) is None, "bools, of which some agree"
+    assert first(by_chance[2], by_chance[0], twice(by_chance[1])) is None, "bools, of which some agree"
     shapes = [outputs(torch.ones(size)) for size in (3, 4, 5)]
-    assert mismatch(shapes[0], shapes[1], twice(shapes[2])) is None
+    assert first(shapes[0], shapes[1], twice(shapes[2])) is None
 
 
 # ---- what cannot be compared
@@ -387,8 +393,8 @@ def test_what_eager_gives_otherwise_each_time_is_left_out_and_said_and_hides_not
 def test_what_cannot_be_compared_is_refused_by_name_after_a_difference_elsewhere() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     with pytest.raises(CannotCompare, match=r"output 0 .*nested"):
-        mismatch(outputs(nested), outputs(nested.clone()))
-    difference = mismatch(outputs(nested, torch.ones(2)), outputs(nested, torch.zeros(2)))
+        first(outputs(nested), outputs(nested.clone()))
+    difference = first(outputs(nested, torch.ones(2)), outputs(nested, torch.zeros(2)))
     assert difference["where"] == "output 1"
 
 
@@ -409,7 +415,7 @@ def test_other_strides_are_no_difference_and_hide_none_in_a_later_output(
     wrong: Any, right: Any, category: str | None
 ) -> None:
     x = random(3, 4)
-    difference = mismatch(outputs(x.t().contiguous().t(), *wrong), outputs(x, *right))
+    difference = first(outputs(x.t().contiguous().t(), *wrong), outputs(x, *right))
     assert (difference and difference["category"]) == category
 
 
@@ -417,26 +423,26 @@ def test_an_output_that_is_its_input_in_one_run_only_is_a_difference() -> None:
     x, y = torch.ones(4, 4).t(), torch.ones(4, 4).t()
     view, copy = collect_leaves((x[1:3],), {"x": x}), collect_leaves((y[1:3].clone(),), {"x": y})
     for actual, expected in ((view, copy), (copy, view)):
-        difference = mismatch(actual, expected)
+        difference = first(actual, expected)
         assert difference["category"] == "aliasing"
-    assert mismatch(view, collect_leaves((y[1:3],), {"x": y})) is None
+    assert first(view, collect_leaves((y[1:3],), {"x": y})) is None
 
 
 def test_outputs_that_share_a_storage_but_no_element_may_be_apart() -> None:
     whole, other = torch.ones(4, 6), torch.ones(4, 6)
     interleaved = outputs(whole[:, :3], whole[:, 3:])
-    assert mismatch(interleaved, outputs(other[:, :3], torch.ones(4, 6)[:, 3:])) is None
+    assert first(interleaved, outputs(other[:, :3], torch.ones(4, 6)[:, 3:])) is None
 
 
 def test_outputs_that_are_one_tensor_in_eager_only_are_a_difference() -> None:
     x = torch.ones(3)
-    difference = mismatch(outputs(x, x.clone()), outputs(x, x))
+    difference = first(outputs(x, x.clone()), outputs(x, x))
     assert difference["message"] == "output 1 and output 0 do not share memory; in eager they do"
 
 
 def test_memory_that_both_runs_share_is_not_read() -> None:
     weight = torch.full((3,), NAN)
-    assert mismatch(collect_leaves((), {"w": weight}), collect_leaves((), {"w": weight})) is None
+    assert first(collect_leaves((), {"w": weight}), collect_leaves((), {"w": weight})) is None
 
 
 def test_what_a_mask_hides_is_not_compared() -> None:
@@ -447,8 +453,8 @@ def test_what_a_mask_hides_is_not_compared() -> None:
     with warnings.catch_warnings(action="ignore"):
         masked = [torch.masked.masked_tensor(value, mask) for value in (shown, other, other + 1)]
     left = [collect_leaves((one,)) for one in masked]
-    assert mismatch(left[0], left[1]) is None
-    assert str(mismatch(left[0], left[2])).count("output 0.data")
+    assert first(left[0], left[1]) is None
+    assert str(first(left[0], left[2])).count("output 0.data")
 
 
 def test_many_results_that_torch_does_not_define_are_one_sentence() -> None:
@@ -457,10 +463,10 @@ def test_many_results_that_torch_does_not_define_are_one_sentence() -> None:
         for value in (1.0, 2.0)
         for count in (3, 9)
     ]
-    for first, other, expected in ((runs[0], runs[2], 3), (runs[1], runs[3], 1)):
-        notes: list[str] = []
-        assert mismatch(other, first, EagerRuns({Tag.UNDEFINED: [first, other]}), notes=notes) is None
-        assert len(notes) == expected
-    assert notes == [
+    for one, other, expected in ((runs[0], runs[2], 3), (runs[1], runs[3], 1)):
+        both = Comparison(other, one, EagerRuns({Tag.UNDEFINED: [one, other]}))
+        assert both.difference() is None
+        assert len(both.notes()) == expected
+    assert both.notes() == [
         "output 0 and 8 other results are not judged: torch does not define what rounding decides"
     ]

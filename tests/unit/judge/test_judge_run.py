@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.core.run_spec import BackendRef, Context, RunSpec
+from minidbg.core.run_spec import Context
 from minidbg.fx.context import entered_modes, patched_config
-from minidbg.judge.leaves import CannotCompare
-from minidbg.judge.run import brief, collected, compared, cotangent_for, first_lines, gradients_of
-
-EXPECTED = Signature(Kind.COMPILE, types=("ValueError",))
-
-
-def spec(**more: Any) -> RunSpec:
-    return RunSpec(BackendRef("b", "b"), signature=EXPECTED, **more)
-
-
-def compared_with(difference: Callable[[list[str]], Any]) -> Outcome | None:
-    return compared(SimpleNamespace(difference=difference, spec=spec()), [])
-
-
-def test_results_that_cannot_be_compared_prove_nothing() -> None:
-    def refuse(notes: list[str]) -> None:
-        raise CannotCompare("nested")
-
-    def break_down(notes: list[str]) -> None:
-        raise ValueError("a bug")
-
-    found = compared_with(refuse)
-    assert found == Outcome(Verdict.INVALID, reason="cannot be compared with eager: nested")
-    assert "(ValueError: a bug); that is a bug in minidbg" in compared_with(break_down).reason
-    assert compared_with(lambda notes: None) is None
+from minidbg.judge.run import brief, collected, cotangent_for, first_lines, gradients_of
 
 
 def test_what_a_backend_says_is_told_without_dynamos_advice() -> None:

@@ -14,7 +14,7 @@ import wrong_results as planted
 from torch import fx
 
 from minidbg import repro
-from minidbg.core.outcome import Direction, Kind, Signature, Verdict
+from minidbg.core.outcome import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
@@ -52,16 +52,32 @@ def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:
     )
 
 
-def test_what_eager_gives_otherwise_at_each_call_without_a_random_number_is_said_to_be_unjudged() -> None:
-    calls = itertools.count()
+def judged_of(op: Callable[[torch.Tensor], Any]) -> Outcome:
+    """What a backend that runs the graph of ``op`` shows."""
     graph = fx.Graph()
-    graph.output((graph.call_function(lambda x: x + next(calls), (graph.placeholder("x"),)),))
+    graph.output((graph.call_function(op, (graph.placeholder("x"),)),))
     made = fx.GraphModule(torch.nn.Module(), graph)
     direct = replace(ANY, call=CallPath.DIRECT)
     program = run.Runnable(lambda: made, lambda: (torch.ones(3),), planted_backends.runs_the_graph, direct)
-    found = run.judge(program, any_failure=True)
+    return run.judge(program, any_failure=True)
+
+
+def test_what_eager_gives_otherwise_at_each_call_without_a_random_number_is_said_to_be_unjudged() -> None:
+    calls = itertools.count()
+    found = judged_of(lambda x: x + next(calls))
     assert found.verdict is Verdict.GONE
     assert found.reason.startswith("output 0 is not judged: eager differs from itself")
+
+
+class NeverAlike:
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("a bug")
+
+
+def test_results_that_cannot_be_compared_prove_nothing() -> None:
+    nested = judged_of(lambda x: torch.nested.nested_tensor([x]))
+    assert (nested.verdict, nested.reason[:31]) == (Verdict.INVALID, "cannot be compared with eager: ")
+    assert "(ValueError: a bug); that is a bug in minidbg" in judged_of(lambda x: NeverAlike()).reason
 
 
 def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidbg import torch_internals
-from minidbg.judge.compare import DEFAULT_SPEC, Comparison, mismatch
+from minidbg.judge.compare import DEFAULT_SPEC, Comparison, comparison_of
 from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import CannotCompare, collect_leaves
 from minidbg.judge.precision import to_float64
@@ -41,7 +41,8 @@ NAMED = {
 @pytest.mark.parametrize("tag", Tag)
 def test_a_member_that_raises_explains_nothing_and_is_named_beside_the_difference(tag: Tag) -> None:
     after = 0 if tag in (Tag.AGAIN, Tag.FLOAT64) else 1  # of the others there may be several
-    found = mismatch(collect_leaves((WRONG,)), collect_leaves((RIGHT,)), EagerRuns({tag: fails_after(after)}))
+    runs = EagerRuns({tag: fails_after(after)})
+    found = Comparison(collect_leaves((WRONG,)), collect_leaves((RIGHT,)), runs).difference()
     assert found is not None
     assert found["category"] == "float"
     said = f"{NAMED[tag]}, which might explain it, fails: RuntimeError: no second time"
@@ -59,7 +60,7 @@ def test_an_ensemble_lets_go_of_its_runs_without_the_collector() -> None:
 
     gc.disable()
     try:
-        Comparison(left(WRONG.to(torch.uint8)), eager(), eager, DEFAULT_SPEC).difference([])
+        comparison_of(left(WRONG.to(torch.uint8)), eager(), eager, DEFAULT_SPEC).difference()
         assert len(held) > 3, "there are members with other answers"
         assert all(one.expired() for one in held)
     finally:
@@ -72,7 +73,7 @@ def test_a_program_that_draws_and_fails_with_other_numbers_is_not_judged() -> No
         raise RuntimeError("an index out of range")
 
     with pytest.raises(CannotCompare, match="draws random numbers"):
-        Comparison(left(WRONG), left(RIGHT), draws, DEFAULT_SPEC).difference([])
+        comparison_of(left(WRONG), left(RIGHT), draws, DEFAULT_SPEC).difference()
 
 
 def state() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.compare import DEFAULT_SPEC, Comparison
+from minidbg.judge.compare import DEFAULT_SPEC, comparison_of
 from minidbg.judge.undefined import UndefinedResults
 
 NAN, INF = math.nan, math.inf
@@ -305,7 +305,7 @@ def test_an_ordinary_failure_costs_ten_more_eager_runs() -> None:
         runs.append(seed)
         return only(change(torch.sin)(TIES))
 
-    assert Comparison(only(TIES.cos()), eager(), eager, DEFAULT_SPEC).difference([]) is not None
+    assert comparison_of(only(TIES.cos()), eager(), eager, DEFAULT_SPEC).difference() is not None
     assert len(runs) == 11, "eager itself, with another seed, in float64, and eight with other rounding"
 
 
