@@ -2,7 +2,7 @@
 
 A module is imported when it is needed, so a command's module imports torch, or anything slow,
 inside its functions only. To add a command, write it in a file of this folder, or of an extra, and
-name it in ``SECTIONS``.
+name it in ``SECTIONS`` and in README.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 def is_out_of_memory(error: BaseException | None) -> bool:
     return any(
         isinstance(one, MemoryError)
-        or type(one).__name__ == "OutOfMemoryError"  # torch's, which words does not import
+        or type(one).__name__ == "OutOfMemoryError"  # torch's, which core does not import
         or (isinstance(one, RuntimeError) and any(text in message_of(one).lower() for text in NO_MEMORY))
         for one in chain_of(error)
     )

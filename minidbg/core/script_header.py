@@ -36,6 +36,7 @@ class Header:
     expect: Literal["reproduces", "gone"] = "reproduces"
     """``gone`` once fixed: a regression test from then on."""
     nodes: int = 0
+    """Calls of the script's graph as it was written; ``Provenance`` has the first graph's."""
     inputs: int = 0
     provenance: Provenance = Provenance()
     dependencies: tuple[str, ...] = ()

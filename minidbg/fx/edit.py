@@ -91,8 +91,9 @@ def extract(
     write, where the whole returns anything.
     """
     facts, index, storages = recording.facts, recording.index, recording.storages
-    keep = without_orphans(recording, keep, stand_ins.values(), whole_tuples=whole_tuples)
-    calls = dict.fromkeys(with_modes(recording, keep, without_modes))
+    calls = dict.fromkeys(
+        kept_calls(recording, keep, without_modes, stand_ins.values(), whole_tuples=whole_tuples)
+    )
     instead: dict[fx.Node, fx.Node] = {}
     for node in recording.nodes if bypass or stand_ins else ():  # one may stand for another
         if node in calls or not is_call(node):
@@ -261,15 +262,21 @@ def build(
     return torch_internals.lazy_graph_module(recording.graph_module, graph)
 
 
-def without_orphans(
-    recording: Recording, keep: Set[fx.Node], stand_ins: Iterable[fx.Node], *, whole_tuples: bool
-) -> set[fx.Node]:
-    """``keep`` as it can stand: no part without its whole, no number or constant unused in it.
+def kept_calls(
+    recording: Recording,
+    keep: Set[fx.Node],
+    without_modes: Set[fx.Node],
+    stand_ins: Iterable[fx.Node],
+    *,
+    whole_tuples: bool,
+) -> list[fx.Node]:
+    """``keep`` as it can stand, in order: no part without its whole, no number or constant unused
+    in it, and around it the mode changes in force, except ``without_modes``.
 
     ``stand_ins`` are used though no kept node says so. Unless ``whole_tuples``, a tuple value none
     of whose parts are kept gets back its first part that is a tensor.
     """
-    facts, alive = recording.facts, set[fx.Node]()
+    facts, index, alive = recording.facts, recording.index, set[fx.Node]()
     used = {*stand_ins, *recording.outputs, *recording.writing}
     for node in recording.nodes:
         if node in keep and is_call(node) and node not in recording.mode_changes:
@@ -287,7 +294,15 @@ def without_orphans(
             alive.update(itertools.islice(tensors, 1))
         elif is_plain and len(alive) > 1 and not _acts(node, fact):
             alive.discard(node)
-    return alive
+    positions = sorted(index[node] for node in alive)
+    for exit_ in (node for node in recording.mode_changes if mode_of(node) is Mode.EXIT):
+        [enter] = exit_.all_input_nodes
+        first_inside = bisect_right(positions, index[enter])
+        holds = first_inside < len(positions) and positions[first_inside] < index[exit_]
+        if holds and enter not in without_modes:
+            alive |= {enter, exit_}
+    alive |= _grad_changes(recording, alive, without_modes)
+    return [node for node in recording.nodes if node in alive]
 
 
 def _acts(node: fx.Node, fact: Fact) -> bool:
@@ -295,21 +310,6 @@ def _acts(node: fx.Node, fact: Fact) -> bool:
     gives_nothing = fact.type is FactType.PLAIN and fact.plain is None
     is_state = node.op == "call_function" and op_name(node).endswith(LEAVE_STATE)
     return gives_nothing or is_state or "assert" in str(node.target) or node.is_impure()
-
-
-def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> list[fx.Node]:
-    """``keep`` with the mode changes in force around its nodes, except ``without``, in order."""
-    index = recording.index
-    needed = set(keep)
-    positions = sorted(index[node] for node in keep)
-    for exit_ in (node for node in recording.mode_changes if mode_of(node) is Mode.EXIT):
-        [enter] = exit_.all_input_nodes
-        first_inside = bisect_right(positions, index[enter])
-        holds = first_inside < len(positions) and positions[first_inside] < index[exit_]
-        if holds and enter not in without:
-            needed |= {enter, exit_}
-    needed |= _grad_changes(recording, needed, without)
-    return [node for node in recording.nodes if node in needed]
 
 
 def _grad_changes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:

@@ -9,7 +9,7 @@ where the one before has not explained the difference:
    absolute tolerance there is for values of size 1: it shrinks with the largest value of the leaf.
    What other leaves hold says nothing.
 2. ``Tag.FLOAT64``: the program in float64. Eager's distance from it is eager's own error, and the
-   compiled result may be ten times as far at one element, three times as far in the root mean
+   compiled result may be ten times as far at one element, and three times in the root mean
    square (ten times, of a few elements). An element whose own error is a thousand times smaller
    excuses nothing and is excused by nothing: a mask of -1e9 has rounding errors of 64. Where eager
    is off by a few roundings of each element, a small one is not allowed those of a large one.

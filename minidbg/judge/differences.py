@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Relative and absolute tolerance against eager (torch.testing.assert_close's), and the relative one
-# against float64, which scripts use: a float32 sum of 1e7 numbers in another order is off by 2e-5.
+# against float64, that of scripts: a float32 sum of 1e7 numbers in another order is off by 2e-5.
 TOLERANCES = {
     torch.float64: (1e-7, 1e-7, 1e-7),
     torch.float32: (1.3e-6, 1e-5, 3e-5),
@@ -18,10 +18,10 @@ TOLERANCES = {
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
 # How much farther from float64 than eager's the result may be, as in torch._dynamo.utils.same.
-FACTOR = 3.0  # root mean square of all elements (in scripts each); torch has 2 for large ones
+FACTOR = 3.0  # root mean square of all elements (scripts: of each); torch has 2 for large ones
 FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
 TINY = 10
-FACTOR_PEAK = 10.0  # each element against the worst one like it: a mean hides a single wrong one
+FACTOR_PEAK = 10.0  # and each element against the worst one like it: a mean hides a single one
 LIKE = 10  # binary orders by which the own errors of elements like each other differ: 1,024 times
 ENOUGH_RUNS = 8  # with other rounding, to see where edges are
 ROUNDINGS = 16  # at most, of each element alone: products have them, sums that cancel have not

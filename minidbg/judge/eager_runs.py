@@ -104,8 +104,8 @@ class EagerRuns:
 
 
 def eager_runs_of(eager: Eager, tags: Container[Tag]) -> EagerRuns:
-    """The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to
-    the tensors of all runs.
+    """The iterators share no object with what they go into but ``sensitivity``: a cycle would hold
+    on to the tensors of all runs.
     """
     sensitivity = Sensitivity()
     runs = {

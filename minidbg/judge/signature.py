@@ -47,14 +47,20 @@ def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> O
     return found.judged_against(spec.signature) if said else found
 
 
-def signature_of(error: BaseException, kind: str | None = None, direction: str = "forward") -> Signature:
-    """What ``error`` shows; without ``kind``, the traceback tells compile from runtime."""
+def signature_of(error: BaseException, phase: str = "", direction: str = "forward") -> Signature:
+    """What ``error`` shows; without a ``phase``, the traceback tells compile from runtime."""
     chain = exception_chain(error)
-    found = Signature(Kind(kind or phase_of(error, direction)), Direction(direction))
+    phase = phase or phase_of(error, direction)
+    found = Signature(kind_of(phase, error), Direction(direction))
     if is_about_guards(error):  # which of three errors comes first hangs on the order of hashes
         return replace(found, message=NO_GUARDS)
     types, frames = map(qualified_name, chain), innermost_frames(chain)
     return replace(found, types=tuple(types), frames=tuple(frames), message=stable_message(chain))
+
+
+def kind_of(phase: str, error: BaseException) -> Kind:
+    """The kind of ``error``, which a backend raised in a ``phase``: ``compile`` or ``runtime``."""
+    return Kind(phase)
 
 
 def is_about_guards(error: BaseException) -> bool:

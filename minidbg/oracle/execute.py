@@ -16,7 +16,6 @@ from torch import fx
 from minidbg import backends, torch_internals
 from minidbg.codegen.module_text import instantiate, write_graph_builder, write_module
 from minidbg.core.errors import CannotWrite, MinidbgError
-from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction, Outcome, Verdict
 from minidbg.core.run_spec import CallPath, Level
 from minidbg.fx.case import Case
@@ -45,10 +44,11 @@ BEFORE_INDUCTORS_KERNELS = (
 def last_stage_needed(case: Case) -> torch_internals.InductorStop | None:
     """The last stage of inductor, short of all, in which the case's failure can happen: a graph
     that comes through it has passed."""
-    signature = case.signature
+    signature, traits = case.signature, case.spec.traits
     is_inductors = case.backend.expression.strip("'\"") == "inductor" and not case.spec.backward
-    failure = (signature.kind, signature.direction) if signature and is_inductors else None
-    if signature is None or failure != (Kind.COMPILE, Direction.FORWARD):
+    if signature is None or not is_inductors or signature.direction is not Direction.FORWARD:
+        return None
+    if traits.compiles or not traits.raises:
         return None
     own = [frame for frame in signature.frames if frame.startswith(INDUCTOR)]
     innermost = signature.frames[0] if signature.frames else ""

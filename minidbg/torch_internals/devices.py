@@ -24,15 +24,15 @@ from minidbg.core import environment
 from minidbg.torch_internals.private_names import nothing_around, private_or
 
 HOST = ("cpu", "meta")
-"""Kinds without a wait; every other is an accelerator, which no fork may use after its parent."""
+"""Every other kind is an accelerator, which no fork may use after its parent."""
 ACCELERATORS = ("cuda", "xpu", "npu", "hpu", "mps")
-"""Those that may be here beside ``torch.accelerator``'s own."""
+"""Those that may be here beside the one that ``torch.accelerator`` tells, whatever that is."""
 ONE_DEVICE = ("mps",)
 """Kinds of one device, whose functions take none."""
 FREE_IS_ALL = ("hpu",)
 """Kinds whose free bytes hold already what their allocator keeps."""
 EXCLUSIVE = {"spyre", "tpu", *os.environ.get(environment.EXCLUSIVE_KINDS, "").split()}
-"""Kinds whose device one process at a time may open. Others have an entry point of that name; and a
+"""Kinds whose device one process at a time may open. Others have an entry point so named; a
 kind is added once a child has heard that its device is in use."""
 KEPT_ON_CPU: ContextVar[str] = ContextVar("minidbg_kept_on_cpu", default="")
 """The device whose tensors are on the CPU here, so that children may open it, one after another."""

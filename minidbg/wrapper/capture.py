@@ -40,7 +40,7 @@ from minidbg.fx.context import CONFIG_MODULES, current_context, round_trips
 from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import rank_note
 from minidbg.judge.compare import margin_for
-from minidbg.judge.signature import also_imported, error_text, signature_of
+from minidbg.judge.signature import also_imported, error_text, kind_of, signature_of
 from minidbg.judge.suspects import Suspects, suspects_of
 from minidbg.torch_internals import devices
 from minidbg.wrapper.chain import Link, is_symbolic_number
@@ -56,13 +56,18 @@ class Failure:
     """example_inputs, or the arguments of the failing call, with the values from before it."""
     link: Link
     """The backend that failed."""
-    kind: Kind
+    phase: str
+    """``compile`` or ``runtime``, when the error was raised; ``accuracy`` of wrong results."""
     error: Exception
     notes: tuple[str, ...] = ()
     """What a reader of the capture must know."""
     direction: Direction = Direction.FORWARD
     context: Context | None = None
     """The modes of the forward call, where the backward fails; else they are read now."""
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.phase, self.error)
 
 
 def case_of_failure(failure: Failure, settings: Settings) -> Case:
@@ -77,9 +82,9 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
     notes += [*rank_note(), *lost_note(failure)]
     if isinstance(failure.error, AccuracyError):
         figures = failure.error.figures
-        signature = record_of({"kind": Kind.ACCURACY, **failure.error.signature}, Signature)
+        signature = record_of({"kind": failure.kind, **failure.error.signature}, Signature)
     else:
-        figures, signature = {}, signature_of(failure.error, failure.kind, failure.direction)
+        figures, signature = {}, signature_of(failure.error, failure.phase, failure.direction)
     # what is filled in may be imported from the program, as the module that others know
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
@@ -98,7 +103,7 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
         margin=margin_for(figures),
     )
     # the backend is without its options, which reduction may drop
-    return replace(call, provenance=provenance(failure, notes), compiler=failure.link.backend)
+    return replace(call, provenance=provenance(call, failure, notes), compiler=failure.link.backend)
 
 
 def case_of_call(
@@ -116,7 +121,12 @@ def case_of_call(
         dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
     )
-    origin = Provenance(call_nodes(graph_module), len(inputs), torch_version=torch.__version__)
+    origin = Provenance(
+        nodes=call_nodes(graph_module),
+        inputs=len(inputs),
+        torch_version=torch.__version__,
+        python_version=platform.python_version(),
+    )
     return Case(graph_module, inputs, spec, origin)
 
 
@@ -153,17 +163,15 @@ def reference_of_link(link: Link, settings: Settings) -> BackendRef:
     return link.references[settings]
 
 
-def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
+def provenance(call: Case, failure: Failure, notes: Iterable[str]) -> Provenance:
+    """The call's, with what is known of its failure."""
     said = error_text(failure.error)
     where, line = user_line(failure.graph_module, said)
-    return Provenance(
-        nodes=call_nodes(failure.graph_module),
-        inputs=len(failure.inputs),
+    return replace(
+        call.provenance,
         captured_from=where,
         line=line,
         message="\n".join(said.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS],
-        torch_version=torch.__version__,
-        python_version=platform.python_version(),
         notes=tuple(notes),
         suspects=tuple(" ".join(group) for group in suspects(failure)),
     )

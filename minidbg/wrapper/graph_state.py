@@ -20,7 +20,6 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler
-from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction
 from minidbg.core.run_spec import BackendRef, CompiledFn, Level, RunSpec
 from minidbg.core.settings import OnFailure, Settings
@@ -119,7 +118,7 @@ class GraphState:
                 is_put_off = not is_dynamos and torch_internals.compiles_backward_early()
                 if self.facts.restarted or is_put_off or is_of_a_signal_handler(error):
                     raise
-                failure = self.failure(error, example_inputs, Kind.COMPILE, notes)
+                failure = self.failure(error, example_inputs, "compile", notes)
                 report = self.report_on(failure)
                 if notes or not self.can_go_on():
                     raise
@@ -293,7 +292,7 @@ class GraphState:
             return None
         left = self.keep(args) if kept is not None else NOTHING
         restored, again = self.put_back(kept), None
-        failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
+        failure = self.failure(error, args, "runtime", () if restored else (STALE,))
         is_programs = False
         if is_waiting_in_vain(error, self.untouched, args):
             undeclared, begun = ABSENT_RANK, True
@@ -328,7 +327,7 @@ class GraphState:
             try:
                 self.compiled_fn = compile_at_run_time(self.links[position], self.untouched, args)
             except Exception as another:  # noqa: BLE001 - answered like the previous link's failure
-                failure = self.failure(another, args, Kind.COMPILE)
+                failure = self.failure(another, args, "compile")
                 report = self.report_on(failure)
                 self.put_back(kept)
                 if self.can_go_on():
@@ -371,7 +370,7 @@ class GraphState:
                     node.meta.get("example_value") if value is None else value
                     for node, value in zip(placeholders, alive, strict=True)
                 ]
-                failure = Failure(graph, values, link, Kind(phase), error, (), Direction.BACKWARD, context)
+                failure = Failure(graph, values, link, phase, error, (), Direction.BACKWARD, context)
                 report = self.report_on(failure)
                 add_line(error, report)
                 if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
@@ -403,9 +402,10 @@ class GraphState:
         return report
 
     def failure(
-        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
+        self, error: Exception, values: Sequence[Any], phase: str, notes: tuple[str, ...] = ()
     ) -> Failure:
-        return Failure(self.untouched, tuple(values), self.links[self.position], kind, error, notes)
+        link = self.links[self.position]
+        return Failure(self.untouched, tuple(values), link, phase, error, notes)
 
     def warn(self, failure: Failure, report: Report, then: str = "") -> None:
         """Say once that a backend has failed and what the program goes on with."""

@@ -167,9 +167,8 @@ class Verification:
         expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:
             phase = torch_internals.backward_phase(self.backward_error)  # eager's backward runs
-            kind, error = Kind(phase or "runtime"), self.backward_error
-            graph, inputs = inside.graph, inside.inputs
-            return Failure(graph, inputs, self.link, kind, error, (), Direction.BACKWARD)
+            graph, inputs, phase = inside.graph, inside.inputs, phase or "runtime"
+            return Failure(graph, inputs, self.link, phase, self.backward_error, (), Direction.BACKWARD)
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
         if isinstance(result, (tuple, list)):
