@@ -60,12 +60,7 @@ def test_the_wheel_holds_the_package_with_its_templates_and_nothing_else(wheel: 
     package = {f"minidbg/{name}" for name in files_below(PACKAGE)}
     templates = {f"minidbg/repro_templates/{name}" for name in files_below(ROOT / "repro_templates")}
     assert names == package | templates
-    for part in (
-        "py.typed",
-        "ARCHITECTURE.md",
-        "help/changes.md",
-        "repro_templates/script.py.j2",
-    ):
+    for part in ("py.typed", "ARCHITECTURE.md", "help/changes.md", "repro_templates/script.py.j2"):
         assert f"minidbg/{part}" in names
 
 

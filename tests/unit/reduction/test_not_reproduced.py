@@ -32,3 +32,13 @@ def test_an_edited_repro_that_passes_is_told_from_one_that_eager_refuses(
     with pytest.raises(NotReproduced, match=sentence):
         minidbg.reduce(edited, folder=tmp_path / "out")
     assert not list(tmp_path.glob("out/*.py"))
+
+
+def test_a_damaged_best_of_an_ended_reduction_is_skipped_and_said(
+    script: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = minidbg.reduce(script, folder=tmp_path)
+    (done,) = tmp_path.glob(".minidbg/reductions/*/done.json")
+    done.rename(done.with_name("best.py"))
+    assert minidbg.reduce(script, folder=tmp_path) == first
+    assert "best.py is skipped: " in caplog.text

@@ -16,12 +16,7 @@ from minidbg.core.errors import BackendUnreachable
 from minidbg.core.outcome import Kind
 from minidbg.core.run_spec import STAND_IN_NOTE, CallPath, Level
 from minidbg.core.settings import Settings
-from minidbg.wrapper.capture import (
-    Failure,
-    case_of_failure,
-    real_value,
-    reference_of_link,
-)
+from minidbg.wrapper.capture import Failure, case_of_failure, real_value, reference_of_link
 from minidbg.wrapper.chain import Link
 
 

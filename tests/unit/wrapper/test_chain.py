@@ -10,12 +10,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from minidbg.core.run_spec import Level
-from minidbg.wrapper.chain import (
-    Link,
-    backend_hash,
-    compile_at_run_time,
-    merged_links,
-)
+from minidbg.wrapper.chain import Link, backend_hash, compile_at_run_time, merged_links
 
 
 def test_a_value_that_is_unlike_itself_is_no_conflict() -> None:
