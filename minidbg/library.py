@@ -102,8 +102,7 @@ def reduced(
             return reducing.reduce_path(
                 what, backend=backend, limits=limits, folder=folder, listener=listener
             )
-    name = str(what) if isinstance(what, Path) else "the program"
-    case = importers.first_that_fails(forms, name)
+    case = importers.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
     folder = folder or settings.load().repro_dir
     return reducing.reduce_and_publish(case, folder, limits=limits, listener=listener, just_seen=True)
 

@@ -32,11 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_for_another_day(items)
 
 
-SHARED = (
-    "journeys/test_journeys",
-    "integration/test_package",
-    "integration/test_readme",
-)
+SHARED = ("journeys/test_journeys", "integration/test_package", "integration/test_readme")
 """Files whose fixture takes ten seconds and more: their tests go to one worker, so that it is made once. By marks of pytest-xdist's own
 (``xdist_group``) this is in vain: release 3.8 does not reach the names of tests of pytest 9.2."""
 

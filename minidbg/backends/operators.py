@@ -58,8 +58,7 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
 
 def _own_source(module: str) -> str:
     """The text of a module that is not installed: a package that is brings all of its parts."""
-    file = getattr(sys.modules[module], "__file__", None) or ""
-    folder = os.path.dirname(os.path.abspath(file))
+    folder = os.path.dirname(os.path.abspath(getattr(sys.modules[module], "__file__", None) or ""))
     return "" if is_installed(folder) else source_of(module)
 
 

@@ -204,9 +204,8 @@ def error_lines(error: BaseException) -> list[str]:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "minidbg"
-        parameter = getattr(error, "param", None)
         # click's own words name an argument first: invalid value for '[PATH]'
-        is_own = isinstance(parameter, click.Argument) and error.message
+        is_own = isinstance(getattr(error, "param", None), click.Argument) and error.message
         said = error.message if is_own else error.format_message()
         what, _, advice = " ".join(said.split()).partition("; ")
         advice = advice or f"see: {command} --help"

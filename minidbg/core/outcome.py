@@ -173,8 +173,7 @@ class Outcome:
         shown, no_failure = self.signature, (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID)
         if shown is None or self.verdict in no_failure:
             return self
-        is_death = shown.kind.traits.dies
-        same_death = expected is not None and is_death and expected.kind is shown.kind
+        same_death = expected is not None and shown.kind.traits.dies and expected.kind is shown.kind
         if expected is None or same_death or expected.matches(shown):
             return replace(self, verdict=Verdict.REPRODUCES)
         return replace(self, verdict=Verdict(shown.kind.traits.otherwise))

@@ -116,7 +116,7 @@ class Settings:
     match: Text | None = setting(None, lambda value: re.compile(value) and value)
     """A regular expression; a failure whose text does not contain it is captured, not reduced."""
     rtol: Amount | None = None
-    """Relative tolerance of floats compared with eager, for all dtypes; given with ``atol``."""
+    """Relative tolerance of floats compared with eager, for all dtypes; ``atol`` is 0 without one."""
     atol: Amount | None = None
     """Absolute tolerance, in units of the value."""
     tolerances: tuple[tuple[str, Amount, Amount], ...] = setting((), by_dtype)
@@ -139,7 +139,8 @@ class Settings:
     @property
     def allowed(self) -> dict[str, tuple[float, float]]:
         """Relative and absolute tolerance by dtype name, ``any`` for the rest; empty: built-in."""
-        common = {"any": (self.rtol, self.atol)} if self.rtol is not None and self.atol is not None else {}
+        is_given = self.rtol is not None or self.atol is not None
+        common = {"any": (self.rtol or 0.0, self.atol or 0.0)} if is_given else {}
         return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
 
 

@@ -31,11 +31,12 @@ DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature
 """Ops that multiply their first argument by draws; here and below without a trailing underscore."""
 
 ATTENTION = "scaled_dot_product_attention"
-"""Gets its mask as an argument of the op behind it."""
+"""Gets its mask as an argument of the op behind it, or no dropout, so that it is asked itself."""
 ALIGNED = 8
 """Fused kernels of attention take widths that are multiples of it."""
 
 SWITCHES = {
+    ATTENTION: ("dropout_p", 4, 0.0),
     "multi_head_attention_forward": ("dropout_p", 10, 0.0),
     "alpha_dropout": ("p", 1, 0.0),
     "feature_alpha_dropout": ("p", 1, 0.0),
@@ -114,22 +115,23 @@ def _may_draw(node: fx.Node) -> bool:
     name = op_name(node)
     plain = name.strip("_")
     tags = torch_internals.tags_of_operators(name)
-    hidden = plain in DROPOUTS | set(SWITCHES) | {ATTENTION} or name.startswith(POOLS)
+    hidden = plain in DROPOUTS | set(SWITCHES) or name.startswith(POOLS)
     if tags is None or hidden:
         return True
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
+def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], masks_attention: bool = True) -> Derandomized:
     """``gm`` with its draws as inputs, which hold what an eager run on clones of ``inputs`` drew.
 
-    A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops
-    that hide what they draw (``SWITCHES``) have it switched off. Everything else becomes the
-    value that it gave, a constant to autograd. What is drawn in loops, branches and vmap is left.
+    A dropout becomes a product with its mask, so that gradients pass; attention takes its mask
+    where ``masks_attention``. Ops that hide what they draw (``SWITCHES``) have it switched off. All
+    else becomes the value that it gave, a constant to autograd. What is drawn in loops, branches
+    and vmap is left.
     ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in
     eager.
     """
-    recorder = _Recorder(own_attributes(gm))
+    recorder = _Recorder(own_attributes(gm), masks_attention)
     with (
         torch_internals.restoring_random_numbers(inputs),
         torch_internals.preserving_thread_state(),
@@ -208,8 +210,9 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
 class _Recorder(fx.Interpreter):
     """Runs a graph; notes the edit that takes the draw out of each node that moves a generator."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, masks_attention: bool) -> None:
         super().__init__(gm)
+        self.masks_attention = masks_attention
         self.edits: dict[str, Edit] = {}
         self.left: list[str] = []
         self.switched_off: list[str] = []
@@ -246,7 +249,7 @@ class _Recorder(fx.Interpreter):
             if in_place:
                 return partial(combine, "call_method", "mul_", mask)
             return partial(combine, "call_function", torch.mul, mask)
-        if plain == ATTENTION:
+        if plain == ATTENTION and self.masks_attention:
             shown = attention_mask(*args, result=result, **kwargs)
             autocast = torch.is_autocast_enabled(result.device.type)
             return partial(give_mask, shown, result.dtype, autocast)
@@ -297,7 +300,7 @@ class _Recorder(fx.Interpreter):
         """The edit that feeds the graph ``node`` runs: more operands for it, more inputs here."""
         [(path, branch)] = branches(node)
         first = len(args) - len(branch.graph.find_nodes(op="placeholder"))
-        fed = feed_recorded(branch, args[first:])
+        fed = feed_recorded(branch, args[first:], self.masks_attention)
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
         self.cut += [f"{node.name}.{name}" for name in fed.cut]
@@ -324,8 +327,7 @@ def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **n
         blank = torch.ones_like if attn_mask.dtype is torch.bool else torch.zeros_like
         attn_mask = blank(attn_mask)
     attention = torch.nn.functional.scaled_dot_product_attention
-    arguments = (query, key, value, attn_mask, probability)
-    call = DrawingCall("call_function", attention, arguments, {})
+    call = DrawingCall("call_function", attention, (query, key, value, attn_mask, probability), {})
     share = 1 - probability
     return Drawn(mask, call, None, lambda shown: (shown[..., :keys] != 0).to(weights) / share)
 

@@ -145,8 +145,7 @@ def is_asked_for_its_rank(case: Case) -> bool:
 def without_group(setup: Sequence[str]) -> tuple[str, ...]:
     if FAKE_GROUP not in setup:
         return tuple(setup)
-    own = (FAKE_GROUP, "from torch import distributed")
-    others = (text for text in setup if text not in own)
+    others = (text for text in setup if text not in (FAKE_GROUP, "from torch import distributed"))
     return tuple(text for text in others if not text.startswith("if not distributed.is_init"))
 
 

@@ -284,8 +284,7 @@ class Recording:
 
     def _protect(self, node: fx.Node, env: Env, held: Held) -> None:
         """Before ``node`` writes: held values in its arguments' storages get one of their own."""
-        targets = [env[target] for target in self.writing[node]]
-        touched = set(map(storage_key, tensors_in(targets)))
+        touched = set(map(storage_key, tensors_in([env[target] for target in self.writing[node]])))
         endangered = {
             moment: value
             for moment, value in held.items()

@@ -278,8 +278,7 @@ class Comparison:
             elements = difference()
         if elements.decided:
             self.decided[where] = f"{where} ({elements.decided} of {e.numel()} elements)"
-        wrong = elements.wrong
-        if not wrong:
+        if not (wrong := elements.wrong):
             return None
         text = f"{where} {wrong.pop('text')}"
         if e.numel() <= MOST_IN_WORDS:

@@ -143,7 +143,7 @@ class _OwnError:
         """The largest own error by its binary exponent, and by its element's; first that of 0."""
         self.moved_once, self.unseen = 0, 0.0  # by one run and the backend; by the backend alone
         self.relative = 0.0  # the largest own error in units of its element
-        self.compiled = self.eager = self.size = 0.0
+        self.compiled = self.eager = self.of_eager = self.size = 0.0
         self.number, self.whole = 0, 0.0
 
     def of(self, e: Tensor, others: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -157,12 +157,13 @@ class _OwnError:
 
     def add(self, a: Tensor, e: Tensor, r: Tensor, others: Sequence[Tensor]) -> None:
         error, decided = self.of(e, others)
-        known = a.isfinite() & e.isfinite() & r.isfinite() & ~decided
-        self.number += int(known.sum())
+        counts = a.isfinite() & e.isfinite() & r.isfinite() & ~decided
+        self.number += int(counts.sum())
         self.whole = math.hypot(self.whole, _norm(error))
-        self.compiled = math.hypot(self.compiled, _norm(_distance(a, r, known)))
-        self.eager = math.hypot(self.eager, _norm(torch.where(known, error, 0.0)))
-        self.size = math.hypot(self.size, _norm(_size(r, known)))
+        self.compiled = math.hypot(self.compiled, _norm(_distance(a, r, counts)))
+        self.eager = math.hypot(self.eager, _norm(torch.where(counts, error, 0.0)))
+        self.of_eager = math.hypot(self.of_eager, _norm(_distance(e, r, counts)))
+        self.size = math.hypot(self.size, _norm(_size(r, counts)))
         runs = (_distance(run, e, e.isfinite()) > 0 for run in others[len(others) - self.runs :])
         moved = _distance(a, e, a.isfinite() & e.isfinite()) > 0
         unseen, once = moved & (error == 0), sum(runs, torch.zeros_like(e, dtype=torch.int8)) == 1
@@ -173,7 +174,7 @@ class _OwnError:
             self.unseen += math.inf if (unseen & ((a < least) | (a > most))).any() else 0.0
         size = _size(e, e.isfinite()).cpu()
         self.reaches.scatter_reduce_(0, _exponents(size), error.cpu(), "amax")
-        error = torch.where(known, error, 0.0).cpu()
+        error = torch.where(counts, error, 0.0).cpu()
         self.peaks.scatter_reduce_(0, _exponents(error), error, "amax")
         self.relative = max(self.relative, float((error / size.clamp(min=self.least)).max()))
 
@@ -195,13 +196,13 @@ class _OwnError:
         return self.relative <= ROUNDINGS * self.eps
 
     def as_a_whole(self, factor: float, near: tuple[float, float]) -> tuple[float, float, float]:
-        """Root mean square errors, the backend's and eager's, of elements that rounding does not
-        decide about, and how many times more than allowed the backend's is."""
+        """Root mean square errors against float64, the backend's and eager's, of elements that
+        rounding does not decide about, and how many times more than allowed the backend's is."""
         root = math.sqrt(max(self.number, 1))
         limit = (near[0] * self.size + factor * self.eager) / root + near[1]
         compiled = self.compiled / root
         is_off = compiled == math.inf or compiled > limit == 0
-        return compiled, self.eager / root, math.inf if is_off else compiled / (limit or 1.0)
+        return compiled, self.of_eager / root, math.inf if is_off else compiled / (limit or 1.0)
 
 
 def _largest_like(values: Tensor, peaks: Tensor) -> Tensor:

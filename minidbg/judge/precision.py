@@ -168,7 +168,8 @@ class RoundingNoise(PerturbedEager):
     largest, on which side of a threshold one lies. Zeros and inputs stay exact, what is only moved
     or chosen too (``EXACT``), and so do small integers, except where an op may have rounded to one:
     ``log2`` of 8 is 2.9999998 elsewhere. Sums and products of matrices are as far off as adding
-    terms one by one in float32, or float64, makes them: eager adds in double precision, or a tree.
+    terms one by one in float32, or float64, makes them, or some times that: eager adds in double
+    precision, or a tree.
     """
 
     def __init__(self, number: int) -> None:
@@ -188,6 +189,9 @@ class RoundingNoise(PerturbedEager):
             return made
         is_product = name == "pow" and isinstance(args[1], int | float) and args[1] % 1 == 0
         is_exact = (is_product or name not in ROUNDING.split()) and all(map(has_few_bits, args))
+        by = args[1] if name in ("mul", "div") else 0.0
+        if isinstance(by, int | float) and abs(math.frexp(by)[0]) == 0.5:  # a power of two
+            return func(*args, **kwargs)
         terms = args[TERMS[name]] if name in TERMS and len(args) > TERMS[name] else None
         result = func(*args, **kwargs)
         schema = func._schema

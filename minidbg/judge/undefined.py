@@ -247,7 +247,8 @@ class UndefinedResults(PerturbedEager):
 
 
 VECTORS = "eigenvectors, singular vectors, factors of qr, and the order of eigenvalues"
-ORDERED = "sort argsort topk argmax argmin max min median nanmedian mode kthvalue"
+ORDERED = "sort argsort topk median nanmedian mode kthvalue"
+"""Of ties, ``argmax``, ``argmin``, and ``max`` and ``min`` along a dimension, give the first."""
 WRITTEN = "scatter index_put _index_put_impl _unsafe_index_put index_copy put"
 RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
     name.strip("_"): rule

@@ -204,8 +204,7 @@ def forked_from(case: Case) -> workers.Warmup | None:
 def one_addition(case: Case) -> Case:
     """The smallest case for the same backend, on the same device, in the same modes."""
     graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (x, 1)),))
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("x"), 1)),))
     return replace(
         case.with_spec(signature=None, dynamic=False, dynamic_dims=(), backward=False),
         graph_module=fx.GraphModule(torch.nn.Module(), graph),

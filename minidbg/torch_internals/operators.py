@@ -284,7 +284,6 @@ def noting_fallbacks(names: list[str]) -> Iterator[None]:
     events = block.function_events
     regions = [event.time_range for event in events if event.name.startswith(COMPILED_REGION)]
     for event in events:
-        begin = event.time_range.start
-        inside = any(region.start <= begin <= region.end for region in regions)
+        inside = any(region.start <= event.time_range.start <= region.end for region in regions)
         if event.name == TO_CPU and (inside or not regions):
             names.append(event.cpu_parent.name if event.cpu_parent else TO_CPU)

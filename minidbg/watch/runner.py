@@ -101,8 +101,7 @@ def outcome_of_job(repro: Repro, device: str, ended: Ended) -> Outcome:
     if ended.lost:
         reason = ended.error or "the worker process died under it"
         return Outcome(Verdict.INVALID, reason=reason, device=device)
-    spec = as_its_header_says(repro)
-    outcome = outcome_of_run(ended, spec, limit_s=round(ended.seconds))
+    outcome = outcome_of_run(ended, as_its_header_says(repro), limit_s=round(ended.seconds))
     return replace(outcome, device=device)
 
 

@@ -175,8 +175,7 @@ def after_flaky(before: State, runs: Sequence[Observation]) -> StateUpdate | Non
 def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
     """Equal verdicts in a row a flaky repro needs, given how often it showed another before."""
     in_streak = flaky.streak if flaky.streak_verdict in FAILING else 0
-    runs = max(2, flaky.runs - flaky.streak)
-    failed = max(1, flaky.failures - in_streak) / runs
+    failed = max(1, flaky.failures - in_streak) / max(2, flaky.runs - flaky.streak)
     other = min(max(failed if verdict is Verdict.GONE else 1 - failed, 0.05), 0.95)
     return max(LEAST_STREAK, math.ceil(math.log(LUCK) / math.log(1 - other)))
 

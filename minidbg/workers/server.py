@@ -120,8 +120,7 @@ def supervise(
         program = question["program"]
         argument = {**question["argument"], "stream": files.get("stream")}
         if program or question["asks"]:
-            folder = f"{home}/child-{os.getpid()}"
-            os.mkdir(folder, 0o700)
+            os.mkdir(f"{home}/child-{os.getpid()}", 0o700)
 
         def call() -> Any:
             if "control" in files and folder is not None:

@@ -99,8 +99,7 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     # the signatures of wrong results say little: the backend and the op count too
     if bug is not None and isinstance(failure.error, AccuracyError):
         bug = replace(bug, frames=(case.backend.name,), types=(failure.error.op,))
-    place = devices.place_of(case.inputs)
-    granted, why = budget.grant(bug, failure.error, settings, place)
+    granted, why = budget.grant(bug, failure.error, settings, devices.place_of(case.inputs))
     if why:
         notes = (*case.provenance.notes, f"{NOT_AT_ONCE}: {why}")
         case = replace(case, provenance=replace(case.provenance, notes=notes))

@@ -174,6 +174,15 @@ def test_a_bug_beside_random_numbers_is_found_in_a_graph_that_draws_none(answers
     assert "random numbers were recorded" in " ".join(case.provenance.notes)
 
 
+def test_attention_with_dropout_is_judged_without_it(answers: Answers) -> None:
+    def program(q: torch.Tensor) -> torch.Tensor:
+        return attention(q, q, q, dropout_p=0.1, is_causal=True).sin()
+
+    q = torch.randn(2, 4, 16, 8, requires_grad=True)
+    error = mismatch(program, q, backend=planted.attention_without_its_mask)
+    assert error.op == "scaled_dot_product_attention"
+
+
 class Tied(nn.Module):
     """One weight used twice, a buffer that a training step writes to, and dropout in the middle."""
 
@@ -596,7 +605,7 @@ def test_tolerances_are_the_users_to_give(answers: Answers) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x)
 
-    call(function, GRID, backend=planted.wrong_relu, rtol=0.1, atol=0.1)
+    call(function, GRID, backend=planted.wrong_relu, atol=0.1)
     call(function, GRID, backend=planted.wrong_relu, tolerances={torch.float32: (0.1, 0.1)})
     assert not answers.cases
     mismatch(function, GRID, backend=planted.wrong_relu, tolerances={"float16": (0.1, 0.1)})

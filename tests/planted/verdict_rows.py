@@ -1803,3 +1803,45 @@ wrong(
     lambda: (r(1024, 64, dtype=bf16), r(64, 128, dtype=bf16)),
     output(at(-1, lambda value: value * 0 - 5)),
 )
+
+# ---- 9: which of equal elements is documented; what no rounding decides
+
+
+def last_of_equal(pick: Callable[[Tensor], Tensor]) -> Bug:
+    return instead(lambda x: (x.shape[-1] - 1 - pick(x.flip(-1)),))
+
+
+for index_of in (torch.argmax, torch.argmin):
+    wrong(
+        "9.1",
+        f"{index_of.__name__} of equal elements: the last one",
+        lambda x, index_of=index_of: index_of(x, -1),
+        lambda: (torch.randint(0, 4, (32, 16)),),
+        last_of_equal(lambda x, index_of=index_of: index_of(x, -1)),
+    )
+for extreme in (torch.max, torch.min):
+    wrong(
+        "9.1",
+        f"the index of {extreme.__name__} of equal elements: the last one",
+        lambda x, extreme=extreme: extreme(x, -1)[1],
+        lambda: (torch.randint(0, 4, (32, 16)).float(),),
+        last_of_equal(lambda x, extreme=extreme: extreme(x, -1)[1]),
+    )
+healthy(
+    "9.1",
+    "the first maximum of numbers that bfloat16 makes equal",
+    lambda x, w: (x @ w).max(-1),
+    lambda: (r(512, 64, dtype=bf16), r(64, 512, dtype=bf16)),
+    instead(
+        lambda x, w: tuple(
+            v.to(x.dtype) if v.is_floating_point() else v for v in (x.float() @ w.float()).max(-1)
+        )
+    ),
+)
+wrong(
+    "9.6",
+    "halves of an exact quotient, rounded away from zero",
+    lambda x: (x * 0.25).round(),
+    lambda: (r(512, size=4.0, dtype=bf16).mul(4).round().div(4),),
+    instead(lambda x: (((x.float() * 0.25).abs() + 0.5).floor().copysign(x.float()).to(x.dtype),)),
+)

@@ -187,6 +187,15 @@ def wrong_relu_and_other_random_numbers(
     return other_random_numbers_before(after_each(graph_module, "relu", a_little_more))
 
 
+def attention_without_its_mask(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Other random numbers, and attention that sees what comes later."""
+    for node in graph_module.graph.nodes:
+        if named(node) == "scaled_dot_product_attention":
+            node.kwargs = {**node.kwargs, "is_causal": False}
+    graph_module.recompile()
+    return other_random_numbers_before(graph_module.forward)
+
+
 def numbers_of_its_own(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Right, by way of AOTAutograd; no two compiles draw the same numbers."""
     compiled_fn = aot_autograd(fw_compiler=lambda gm, _: make_boxed_func(gm.forward))(

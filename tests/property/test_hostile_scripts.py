@@ -48,11 +48,7 @@ def graph_named(name: str) -> fx.GraphModule:
 
 def case_with(text: str, other: str, *, name: str = "x", value: torch.Tensor | None = None) -> Case:
     backend = BackendRef(
-        name=text or "x",
-        expression='"eager"',
-        options={"level": other},
-        remarks=(text,),
-        paths=(other,),
+        name=text or "x", expression='"eager"', options={"level": other}, remarks=(text,), paths=(other,)
     )
     return Case(
         graph_named(name),

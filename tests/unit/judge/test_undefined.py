@@ -78,10 +78,6 @@ KINDS = [
         (torch.tensor([3.0, 3.0]), ints(2, 0)),
         (torch.tensor([3.0, 2.0]), ints(2, 3)),
     ),
-    Open("argmax", lambda x: x.argmax(), (TIES,), ints(2)[0], None),
-    Open(
-        "max", lambda x: x.max(0), (TIES,), (torch.tensor(3.0), ints(2)[0]), (torch.tensor(2.0), ints(3)[0])
-    ),
     Open(
         "median",
         lambda x: x.median(0),
