@@ -58,7 +58,8 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
 
 def _own_source(module: str) -> str:
     """The text of a module that is not installed: a package that is brings all of its parts."""
-    folder = os.path.dirname(os.path.abspath(getattr(sys.modules[module], "__file__", None) or ""))
+    file = getattr(sys.modules[module], "__file__", None) or ""
+    folder = os.path.dirname(os.path.abspath(file))
     return "" if is_installed(folder) else source_of(module)
 
 

@@ -122,7 +122,8 @@ class PageServer(View):
         script, header = "", None
         try:
             if not repro.damage:  # else it is nobody's to read, such as what a link leads to
-                header = parse_header(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path)
+                script = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
+                header = parse_header(script, path)
             if (rest := len(script) - SHOWN_CHARACTERS) > 0:
                 script = f"{script[:SHOWN_CHARACTERS]}\n# ... and {plural(rest, 'more character')}"
         except (OSError, ValueError) as error:

@@ -121,17 +121,15 @@ def _may_draw(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], masks_attention: bool = True) -> Derandomized:
+def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], masks: bool = True) -> Derandomized:
     """``gm`` with its draws as inputs, which hold what an eager run on clones of ``inputs`` drew.
 
-    A dropout becomes a product with its mask, so that gradients pass; attention takes its mask
-    where ``masks_attention``. Ops that hide what they draw (``SWITCHES``) have it switched off. All
-    else becomes the value that it gave, a constant to autograd. What is drawn in loops, branches
-    and vmap is left.
-    ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in
-    eager.
+    A dropout becomes a product with its mask, so that gradients pass; attention takes its own, if
+    ``masks``. What hides its draws (``SWITCHES``) has them switched off. Everything else becomes
+    the value that it gave, a constant to autograd. What is drawn in loops, branches and vmap is
+    left; so are ``gm``, ``inputs`` and the random state. Raises what the graph raises in eager.
     """
-    recorder = _Recorder(own_attributes(gm), masks_attention)
+    recorder = _Recorder(own_attributes(gm), masks)
     with (
         torch_internals.restoring_random_numbers(inputs),
         torch_internals.preserving_thread_state(),
@@ -210,9 +208,9 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
 class _Recorder(fx.Interpreter):
     """Runs a graph; notes the edit that takes the draw out of each node that moves a generator."""
 
-    def __init__(self, gm: fx.GraphModule, masks_attention: bool) -> None:
+    def __init__(self, gm: fx.GraphModule, masks: bool) -> None:
         super().__init__(gm)
-        self.masks_attention = masks_attention
+        self.masks = masks
         self.edits: dict[str, Edit] = {}
         self.left: list[str] = []
         self.switched_off: list[str] = []
@@ -249,7 +247,7 @@ class _Recorder(fx.Interpreter):
             if in_place:
                 return partial(combine, "call_method", "mul_", mask)
             return partial(combine, "call_function", torch.mul, mask)
-        if plain == ATTENTION and self.masks_attention:
+        if plain == ATTENTION and self.masks:
             shown = attention_mask(*args, result=result, **kwargs)
             autocast = torch.is_autocast_enabled(result.device.type)
             return partial(give_mask, shown, result.dtype, autocast)
@@ -300,7 +298,7 @@ class _Recorder(fx.Interpreter):
         """The edit that feeds the graph ``node`` runs: more operands for it, more inputs here."""
         [(path, branch)] = branches(node)
         first = len(args) - len(branch.graph.find_nodes(op="placeholder"))
-        fed = feed_recorded(branch, args[first:], self.masks_attention)
+        fed = feed_recorded(branch, args[first:], self.masks)
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
         self.cut += [f"{node.name}.{name}" for name in fed.cut]

@@ -239,9 +239,8 @@ class Comparison:
         """How the values of two dense tensors of one form differ; asks other runs only if so."""
         tolerance = self.tolerance(leaf)
         rtol, atol = (self.margin * allowed for allowed in tolerance[:2])
-        judge = self.judge
-        is_right = judge.accepts(metrics_of(a, e)) if judge else are_close(a, e, rtol, atol)
-        if is_right or not self.is_steady(where):
+        near = self.judge.accepts(metrics_of(a, e)) if self.judge else are_close(a, e, rtol, atol)
+        if near or not self.is_steady(where):
             return None
         reference, again = (self.eager_runs.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
         runs = [] if again is None else [again]

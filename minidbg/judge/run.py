@@ -193,13 +193,13 @@ def run_compiled(
         raise
     except BaseException as error:  # noqa: BLE001 - a backend's error, SystemExit too, is an answer
         witness(error)
-        kind = doing if direct and direction == "forward" else phase_of(error, direction)
-        if kind == "tracing":
+        phase = doing if direct and direction == "forward" else phase_of(error, direction)
+        if phase == "tracing":
             if not (is_about_guards(error) and runnable.passes_in_eager()):
                 reason = f"{NOT_CALLED}: {brief(error)}"
                 return None, Outcome(Verdict.INVALID, reason=reason, message=first_lines(error))
-            kind = "compile"  # dynamo stumbled over what the backend did to its ShapeEnv or inputs
-        return None, failure(signature_of(error, kind, direction), spec, first_lines(error))
+            phase = "compile"  # dynamo stumbled over what the backend did to its ShapeEnv or inputs
+        return None, failure(signature_of(error, phase, direction), spec, first_lines(error))
     return left, Outcome(Verdict.GONE)
 
 

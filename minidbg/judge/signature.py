@@ -59,7 +59,7 @@ def signature_of(error: BaseException, phase: str = "", direction: str = "forwar
 
 
 def kind_of(phase: str, error: BaseException) -> Kind:
-    """The kind of ``error``, which a backend raised in a ``phase``: ``compile`` or ``runtime``."""
+    """What ``error`` is, raised in a ``phase``: compile, runtime; accuracy, of wrong results."""
     return Kind(phase)
 
 

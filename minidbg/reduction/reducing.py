@@ -223,7 +223,8 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
             chance = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(case))
             if chance.is_flaky:  # what passed on the way may have passed by chance: once more
                 session.repeats = chance.repeats
-                steps = [*steps, *searched(smallest, session).steps]
+                search = searched(smallest, session)
+                steps = [*steps, *search.steps]
     session.best = smallest = of_case(case, search.best)
 
     def fails(simpler: Case) -> bool:

@@ -120,7 +120,8 @@ def supervise(
         program = question["program"]
         argument = {**question["argument"], "stream": files.get("stream")}
         if program or question["asks"]:
-            os.mkdir(f"{home}/child-{os.getpid()}", 0o700)
+            folder = f"{home}/child-{os.getpid()}"
+            os.mkdir(folder, 0o700)
 
         def call() -> Any:
             if "control" in files and folder is not None:

@@ -45,7 +45,6 @@ log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
 GRADIENTS_NOT_RUN = "its gradients are not judged: what the backend compiled raises on copies of the inputs"
 NUMBERS_OF_BACKWARD = "whether backward has the random numbers that forward has drawn is not judged"
-DROPOUT_OF_ATTENTION = "what attention drops out is not judged"
 NOTHING_JUDGED = "of its results none is judged"
 OTHERS_S = 60.0
 """How long a comparison waits for those of other threads, which may wait for this one's graph."""
@@ -210,10 +209,10 @@ class Verification:
                     self.facts.leave_out(f"what {name} draws is not judged")
                 for name in fed.cut if self.gradients else ():
                     self.facts.leave_out(f"the gradient of {name} is not judged, which draws random numbers")
-                once_more = feed_recorded(inside.graph, inside.fresh(), masks_attention=False)
+                once_more = feed_recorded(inside.graph, inside.fresh(), masks=False)
                 if {*once_more.switched_off}.difference(fed.switched_off):
-                    # the mask is no argument of the backend's own attention, which is asked so
-                    fed, note = once_more, DROPOUT_OF_ATTENTION
+                    # the backend's own attention takes no mask of its dropout, and is asked without
+                    note, fed = "what attention drops out is not judged", once_more
                     self.facts.left_out = (*self.facts.left_out, note)
                 return self.with_numbers(fed).compiled_anew()
         runs = beside()
