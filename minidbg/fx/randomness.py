@@ -121,13 +121,16 @@ def _may_draw(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], masks: bool = True) -> Derandomized:
+def feed_recorded(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, masks: bool = True, shows: bool = False
+) -> Derandomized:
     """``gm`` with its draws as inputs, which hold what an eager run on clones of ``inputs`` drew.
 
     A dropout becomes a product with its mask, so that gradients pass; attention takes its own, if
     ``masks``. What hides its draws (``SWITCHES``) has them switched off. Everything else becomes
     the value that it gave, a constant to autograd. What is drawn in loops, branches and vmap is
-    left; so are ``gm``, ``inputs`` and the random state. Raises what the graph raises in eager.
+    left; so are ``gm``, ``inputs`` and the random state. ``shows``: what only goes into a draw is
+    returned too. Raises what the graph raises in eager.
     """
     recorder = _Recorder(own_attributes(gm), masks)
     with (
@@ -151,7 +154,9 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], masks: bool = True)
         node.meta["example_value"] = one.value
         return node
 
-    needed = {node for node in made.graph.nodes if node.users}
+    needed, end = {node for node in made.graph.nodes if node.users}, made.graph.output_node()
+    if shows and isinstance(end.args[0], tuple | list):
+        end.args = ((*end.args[0], *(nodes[name] for name in dict.fromkeys(recorder.drawn_from))),)
     for name, edit in recorder.edits.items():
         edit(made, nodes[name], new_input)
     for node in reversed(made.graph.nodes):  # what only a draw had used
@@ -215,6 +220,8 @@ class _Recorder(fx.Interpreter):
         self.left: list[str] = []
         self.switched_off: list[str] = []
         self.cut: list[str] = []
+        self.drawn_from: list[str] = []
+        """Tensors that hold which numbers are likely: logits, means."""
 
     def run_node(self, n: fx.Node) -> Any:
         if not is_call(n):
@@ -259,6 +266,9 @@ class _Recorder(fx.Interpreter):
         if any(nested_graphs(node)):
             return None
         call = DrawingCall(node.op, node.target, *clone_values((args, kwargs)))
+        shapes_only = name.endswith(("_", "_like"))  # the first argument
+        sources = filter(is_call, node.all_input_nodes[shapes_only:])
+        self.drawn_from += [x.name for x in sources if isinstance(self.env.get(x), Tensor)]
         if not name.endswith("_") and self.has_gradients(node, args, kwargs):
             self.cut.append(node.name)
         if name.endswith("_") and isinstance(result, Tensor):
@@ -298,7 +308,7 @@ class _Recorder(fx.Interpreter):
         """The edit that feeds the graph ``node`` runs: more operands for it, more inputs here."""
         [(path, branch)] = branches(node)
         first = len(args) - len(branch.graph.find_nodes(op="placeholder"))
-        fed = feed_recorded(branch, args[first:], self.masks)
+        fed = feed_recorded(branch, args[first:], masks=self.masks)
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
         self.cut += [f"{node.name}.{name}" for name in fed.cut]

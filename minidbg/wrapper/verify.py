@@ -209,18 +209,13 @@ class Verification:
                     self.facts.leave_out(f"what {name} draws is not judged")
                 for name in fed.cut if self.gradients else ():
                     self.facts.leave_out(f"the gradient of {name} is not judged, which draws random numbers")
-                once_more = feed_recorded(inside.graph, inside.fresh(), masks=False)
+                once_more = feed_recorded(inside.graph, inside.fresh(), masks=False, shows=True)
                 if {*once_more.switched_off}.difference(fed.switched_off):
                     # the backend's own attention takes no mask of its dropout, and is asked without
-                    note, fed = "what attention drops out is not judged", once_more
+                    note = "what attention drops out is not judged"
                     self.facts.left_out = (*self.facts.left_out, note)
-                return self.with_numbers(fed).compiled_anew()
-        runs = beside()
-        found = self.difference(runs)
-        results = {at for at, leaf in runs.expected.items() if leaf.role != "input"}
-        if found is None and results and results <= runs.unjudged:
-            raise CannotCompare(f"{NOTHING_JUDGED}: {runs.notes()[0]}")
-        del runs  # what eager's other runs left is not held while a hint is looked for
+                return self.with_numbers(once_more).compiled_anew()
+        found = self.difference(beside())
         return self.mismatch(found) if found else None
 
     def eager(self) -> tuple[dict[str, Any], bool]:
@@ -241,9 +236,13 @@ class Verification:
         return left, moved and may_draw(inside.graph)
 
     def difference(self, runs: Comparison) -> Difference | None:
+        """Raises CannotCompare where none of the results is judged."""
         found = runs.difference()
         for note in runs.notes():
             self.facts.leave_out(note)
+        results = {at for at, leaf in runs.expected.items() if leaf.role != "input"}
+        if found is None and results and results <= runs.unjudged:
+            raise CannotCompare(f"{NOTHING_JUDGED}: {runs.notes()[0]}")
         return found
 
     # ---- random numbers
