@@ -294,3 +294,13 @@ def _class_of(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
     if isinstance(value, dict):
         return tuple((key, _class_of(part, facts)) for key, part in sorted(value.items()))
     return repr(value)
+
+
+def is_handed_back(compiled_fn: Any, given: Any, before: Callable[[], list[str]]) -> bool:
+    """Whether a backend gave the graph back with the texts of ``before()``, for eager to run."""
+    return getattr(compiled_fn, "__self__", compiled_fn) is given and graph_texts(given) == before()
+
+
+def graph_texts(graph_module: Any) -> list[str]:
+    graphs = (getattr(module, "graph", None) for module in graph_module.modules())
+    return [str(graph) for graph in graphs if isinstance(graph, fx.Graph)]

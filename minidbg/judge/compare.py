@@ -21,7 +21,8 @@ where the one before has not explained the difference:
 A judge of the user's (``RunSpec.judge``) stands for all of these steps, but for what is not judged.
 
 Integers and bools are exact, but at the elements where these runs of eager disagree. NaN and inf
-are in the places of eager's, or of one of these runs. What torch leaves undefined
+are in the places of eager's, or of one of these runs; where now there is a number and now none,
+rounding decides. What torch leaves undefined
 (``Tag.UNDEFINED``) and what eager gives differently each time is not judged.
 """
 

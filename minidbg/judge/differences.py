@@ -74,9 +74,9 @@ def wrong_elements(
         near = min(near[0], ROUNDINGS * own.eps), near[1]
     factor = FACTOR if expected.numel() > TINY else FACTOR_TINY
     compiled, eager, whole = own.as_a_whole(factor, near)
-    wrong, odd, decided = _Count(), _Count(), 0
+    wrong, odd, decided, once = _Count(), _Count(), 0, 0
     for start, (a, e, r, *rest) in _chunks(*values):
-        finite = a.isfinite() & e.isfinite()
+        finite, r = a.isfinite() & e.isfinite(), torch.where(r.isfinite(), r, e)
         known = finite & r.isfinite()
         off, size = _distance(a, e, finite), _size(e, finite)
         excess = _ratio(off, relative * size + absolute)
@@ -97,7 +97,13 @@ def wrong_elements(
             differs = _differ(a, e)
             for other in rest:
                 differs &= ~_agrees(a, other, expected.dtype)
+            numbers = torch.stack([x.isfinite() for x in (e, *rest[len(rest) - len(runs) :])])
+            at_pole = differs & numbers.any(0) & ~numbers.all(0)
+            decided, differs = decided + int(at_pole.sum()), differs & ~at_pole
+            once += int(((numbers != numbers[0]).sum(0) == 1).sum())
             odd.add(start, torch.where(differs, math.inf, 0.0), differs.double(), margin)
+    if len(runs) >= ENOUGH_RUNS and odd.number <= once:
+        decided, odd = decided + odd.number, _Count()
     if not (wrong.number or odd.number):
         return Elements(None, decided)
     # what there is more of: memory that is read by mistake may hold a NaN or not
@@ -151,12 +157,14 @@ class _OwnError:
         error = torch.zeros(e.shape, dtype=torch.float64, device=e.device)
         for other in others:
             error = torch.maximum(error, _distance(other, e, e.isfinite() & other.isfinite()))
+        for run in others[len(others) - self.runs :]:  # as large as it is where one has no number
+            error = torch.maximum(error, _size(e, e.isfinite() & ~run.isfinite()))
         if not _has_floats(e):
             return error, error > 0
         return error, error > self.decided_from * (_size(e, e.isfinite()) + self.usual)
 
     def add(self, a: Tensor, e: Tensor, r: Tensor, others: Sequence[Tensor]) -> None:
-        error, decided = self.of(e, others)
+        (error, decided), r = self.of(e, others), torch.where(r.isfinite(), r, e)
         counts = a.isfinite() & e.isfinite() & r.isfinite() & ~decided
         self.number += int(counts.sum())
         self.whole = math.hypot(self.whole, _norm(error))

@@ -21,7 +21,7 @@ from minidbg.core.run_spec import CallPath, RunSpec
 from minidbg.core.text import abridged
 from minidbg.fx.context import entered_modes, patched_config, without_modes
 from minidbg.fx.copying import clone_values
-from minidbg.fx.effects import tensors_in
+from minidbg.fx.effects import graph_texts, is_handed_back, tensors_in
 from minidbg.judge.compare import Comparison, comparison_of
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.precision import to_cpu
@@ -250,16 +250,6 @@ def compiles_one_op(compiler: Any, spec: RunSpec, inputs: tuple[Any, ...]) -> bo
             with contextlib.suppress(TorchNameMissing):
                 taken += run_compiled(one, *one.made(), handed_back)[0] is not None
     return taken > len(handed_back)
-
-
-def is_handed_back(compiled_fn: Any, given: Any, before: Callable[[], list[str]]) -> bool:
-    """Whether a backend gave the graph back with the texts of ``before()``, for eager to run."""
-    return getattr(compiled_fn, "__self__", compiled_fn) is given and graph_texts(given) == before()
-
-
-def graph_texts(graph_module: Any) -> list[str]:
-    graphs = (getattr(module, "graph", None) for module in graph_module.modules())
-    return [str(graph) for graph in graphs if isinstance(graph, torch.fx.Graph)]
 
 
 def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], spec: RunSpec) -> Any:

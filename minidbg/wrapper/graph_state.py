@@ -25,10 +25,10 @@ from minidbg.core.run_spec import BackendRef, CompiledFn, Level, RunSpec
 from minidbg.core.settings import OnFailure, Settings
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import copy_graph_module
+from minidbg.fx.effects import graph_texts, is_handed_back
 from minidbg.fx.mutation import mutated_placeholders, written_attributes
 from minidbg.fx.randomness import may_draw
 from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
-from minidbg.judge.run import graph_texts, is_handed_back
 from minidbg.repro.crash_records import Step
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state

@@ -1845,3 +1845,38 @@ wrong(
     lambda: (r(512, size=4.0, dtype=bf16).mul(4).round().div(4),),
     instead(lambda x: (((x.float() * 0.25).abs() + 0.5).floor().copysign(x.float()).to(x.dtype),)),
 )
+
+# ---- 10: rounding decides whether there is a number
+
+
+def beyond_the_sphere(x: Tensor) -> Tensor:
+    return (1 - F.normalize(x).pow(2).sum(-1)).sqrt()
+
+
+def between_points(x: Tensor) -> Tensor:
+    squares = x.pow(2).sum(-1)
+    return (squares[:, None] - 2 * x @ x.T + squares).sqrt()
+
+
+for backend in ("inductor", "aot_eager_decomp_partition"):
+    for name, near_nothing in {
+        "the root of 1 less a norm of 1": beyond_the_sphere,
+        "distances of points from themselves": between_points,
+        "an angle of 0": lambda x: torch.acos(F.cosine_similarity(x, x * 2)),
+        "the logarithm of 1 less a sum of shares": lambda x: (1 - x.softmax(-1).sum(-1)).log(),
+    }.items():
+        healthy("10.3", f"{name}, {backend}", near_nothing, lambda: (r(200, 33),), backend)
+wrong(
+    "10.3",
+    "a row has no numbers, where rounding takes some away",
+    between_points,
+    lambda: (r(64, 33),),
+    output(at(7, lambda value: value * math.nan)),
+)
+wrong(
+    "10.3",
+    "distances beside those that may have no number are doubled",
+    between_points,
+    lambda: (r(64, 33),),
+    output(times(2.0)),
+)
