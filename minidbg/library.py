@@ -31,7 +31,8 @@ StrPath = str | os.PathLike[str]
 
 
 def load(path: StrPath) -> Case:
-    """The case in a repro script or a capture. Runs the script's ``inputs()``, not the backend.
+    """The case in a repro script or a capture. Imports the backend, and runs the script's
+    ``inputs()``.
 
     Raises UnreadableRepro, and what the script itself raises.
     """

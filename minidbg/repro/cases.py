@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,16 +45,20 @@ def case_of(
     dynamic: bool | None = None,
 ) -> Case:
     values = tuple(inputs)
-    provenance = Provenance(
-        call_nodes(graph_module),
-        len(values),
-        torch_version=torch.__version__,
-        python_version=platform.python_version(),
-        notes=tuple(notes),
-    )
+    provenance = replace(provenance_here(graph_module, values), notes=tuple(notes))
     ref = backends.with_operators(backend.ref, graph_module, setup=setup)
     spec = RunSpec(ref, context, dynamic=dynamic)
     return Case(graph_module, values, spec, provenance, backend.compiler)
+
+
+def provenance_here(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Provenance:
+    """What is known here of any call, whether it fails or not."""
+    return Provenance(
+        nodes=call_nodes(graph_module),
+        inputs=len(inputs),
+        torch_version=torch.__version__,
+        python_version=platform.python_version(),
+    )
 
 
 def need_grad(values: Iterable[Any]) -> bool:

@@ -5,7 +5,6 @@ when the compiled function runs."""
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from torch import fx, nn
 from minidbg import backends, torch_internals
 from minidbg.codegen.names import readable_name
 from minidbg.codegen.origins import user_line
-from minidbg.codegen.size import call_nodes
 from minidbg.core.errors import AccuracyError, NothingLeadsThere
 from minidbg.core.foreign import fence
 from minidbg.core.kinds import Kind
@@ -42,6 +40,7 @@ from minidbg.fx.ranks import rank_note
 from minidbg.judge.compare import margin_for
 from minidbg.judge.signature import also_imported, error_text, kind_of, signature_of
 from minidbg.judge.suspects import Suspects, suspects_of
+from minidbg.repro.cases import provenance_here
 from minidbg.torch_internals import devices
 from minidbg.wrapper.chain import Link, is_symbolic_number
 
@@ -121,13 +120,7 @@ def case_of_call(
         dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
     )
-    origin = Provenance(
-        nodes=call_nodes(graph_module),
-        inputs=len(inputs),
-        torch_version=torch.__version__,
-        python_version=platform.python_version(),
-    )
-    return Case(graph_module, inputs, spec, origin)
+    return Case(graph_module, inputs, spec, provenance_here(graph_module, inputs))
 
 
 def lost_note(failure: Failure) -> list[str]:
