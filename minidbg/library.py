@@ -31,8 +31,7 @@ StrPath = str | os.PathLike[str]
 
 
 def load(path: StrPath) -> Case:
-    """The case in a repro script or a capture. Imports the backend, and runs the script's
-    ``inputs()``.
+    """The case in a repro script or a capture. Imports its backend, runs its ``inputs()``.
 
     Raises UnreadableRepro, and what the script itself raises.
     """
