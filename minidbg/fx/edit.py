@@ -87,8 +87,8 @@ def extract(
     made. ``passed_through``: whether inputs that were outputs stay so. ``bypass``: whether a kept
     value stands for each dropped one of the same shape computed from it. ``stand_ins``: values that
     stand where dropped ones were. ``without``: inputs to take out of lists; None stands where one
-    was a whole argument. ``whole_tuples``: ``kept_calls``. ``returns_writes``: whether a graph that only writes returns its last
-    write, where the whole returns anything.
+    was a whole argument. ``whole_tuples``: see ``kept_calls``. ``returns_writes``: whether a graph
+    that only writes returns its last write, where the whole returns anything.
     """
     facts, index, storages = recording.facts, recording.index, recording.storages
     calls = dict.fromkeys(
