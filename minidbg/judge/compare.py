@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -37,6 +38,7 @@ import torch
 
 from minidbg.core.metrics import Judge
 from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.fx.copying import clone_values
 from minidbg.judge.differences import TOLERANCES, Elements, are_close, largest, wrong_elements
 from minidbg.judge.eager_runs import (
     Eager,
@@ -294,9 +296,13 @@ def comparison_of(
     spec: RunSpec,
     explained_by: Container[Tag] = (*Tag,),
 ) -> Comparison:
-    """Of what two runs left. ``eager`` runs the model again, changed or with another seed: only
-    runs with these tags explain a difference."""
-    eager_runs = eager_runs_of(eager, explained_by)
+    """Of what two runs left: their gradients count where both have them. ``eager`` runs the model
+    again, changed or with another seed: only runs with these tags explain a difference."""
+    actual = clone_values([actual], torch.Tensor.cpu)[0] if spec.golden else actual
+    both = bool(actual["gradients"] and expected["gradients"])
+    if not both:
+        actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
+    eager_runs = eager_runs_of(partial(eager, backward=both), explained_by)
     return Comparison(leaves_of(actual), leaves_of(expected), eager_runs, spec)
 
 

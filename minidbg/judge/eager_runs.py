@@ -29,8 +29,8 @@ NO_MOVE = 1e-5  # sums in another order, relative
 STEPS_THAT_DECIDE = 4.0  # of the coarsest precision: by more than their root only a choice moves
 
 Eager = Callable[..., dict[str, Any]]
-"""``eager(change, seed=)``: what one more run leaves behind, of a changed program with changed
-inputs, or with another seed."""
+"""``eager(change, seed=, backward=)``: what one more run leaves behind, of a changed program with
+changed inputs, or with another seed, with gradients or without."""
 
 
 class Tag(StrEnum):

@@ -20,7 +20,6 @@ from minidbg.core.records import record_of
 from minidbg.core.run_spec import CallPath, RunSpec
 from minidbg.core.text import abridged
 from minidbg.fx.context import entered_modes, patched_config, without_modes
-from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import graph_texts, is_handed_back, tensors_in
 from minidbg.judge.compare import Comparison, comparison_of
 from minidbg.judge.leaves import CannotCompare
@@ -75,11 +74,16 @@ class Runnable:
             torch.manual_seed(SEED)
             return change(self.make_model()), change(self.make_inputs())
 
-    def eager(self, change: Change = unchanged, seed: int = SEED) -> dict[str, Any]:
+    def eager(
+        self,
+        change: Change = unchanged,
+        seed: int = SEED,
+        backward: bool = True,
+    ) -> dict[str, Any]:
         model, inputs = self.made(change_of_eager(self.spec.golden, change))
         with entered_modes(self.spec.context):
             torch.manual_seed(seed)
-            return collect_run(model, model, inputs, backward=self.spec.backward)
+            return collect_run(model, model, inputs, backward=backward and self.spec.backward)
 
     def passes_in_eager(self) -> bool:
         """Whether the program goes through dynamo without its backend."""
@@ -131,7 +135,6 @@ def judge(
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
                 note("compare")
-                actual = clone_values([actual], torch.Tensor.cpu)[0] if spec.golden else actual
                 comparison = comparison_of(actual, expected, runnable.eager, spec)
                 seen(comparison)
                 try:

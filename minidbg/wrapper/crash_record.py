@@ -33,7 +33,7 @@ from minidbg.core.foreign import is_of_a_signal_handler
 from minidbg.core.kinds import Kind
 from minidbg.core.settings import Settings
 from minidbg.fx.context import current_context
-from minidbg.fx.ranks import collective_name, rank_note
+from minidbg.fx.ranks import collective_name, rank_note, talks_to_others
 from minidbg.repro import Exactness, Form, crash_records, render
 from minidbg.repro.crash_records import RecordName, Step
 from minidbg.repro.folder import as_safetensors
@@ -173,24 +173,25 @@ class Collectives(torch_internals.TorchDispatchMode):  # type: ignore[no-untyped
 class RecordedStep:
     """The block around one step. A class, so no frame of ours stands in the user's traceback."""
 
-    __slots__ = ("began", "link", "record", "step", "values")
+    __slots__ = ("began", "collectives", "link", "record", "step", "values")
 
     def __init__(self, record: CrashRecord, step: Step, link: Link, values: Sequence[Any]) -> None:
         self.record, self.step, self.link, self.values = record, step, link, values
         self.began = 0.0
+        self.collectives: Collectives | None = None  # of a run in which others may take part
 
     def __enter__(self) -> None:
         """The record is on disk under the name of the step. Raises what a handler of a signal does,
         and no other ordinary exception."""
         record, step, link = self.record, self.step, self.link
-        if not record.is_on:
-            return
-        record.inside.add(threading.get_ident())
         try:
-            if record.name is None or record.name.pid == os.getpid():  # else it is our parent's
-                if step is not Step.BACKWARD and (record.name is None or link is not record.link):
-                    record.write(step, link, self.values)
-                record.move(step)
+            if record.is_on:
+                record.inside.add(threading.get_ident())
+                if record.name is None or record.name.pid == os.getpid():  # else it is our parent's
+                    is_new = record.name is None or link is not record.link
+                    if is_new and step is not Step.BACKWARD:
+                        record.write(step, link, self.values)
+                    record.move(step)
         except Exception as trouble:  # no script form or room, our bug: the backend is still called
             record.discard()
             if is_of_a_signal_handler(trouble):
@@ -198,11 +199,16 @@ class RecordedStep:
             exc_info = not isinstance(trouble, MinidbgError | OSError)
             log.debug("crash_record_failed: %s", trouble, exc_info=exc_info)
         self.began = PROCESS.clock()
+        if step is Step.RUN and talks_to_others(record.graph_module, self.values):
+            self.collectives = Collectives(record)
+            self.collectives.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         record = self.record
+        if self.collectives is not None:
+            self.collectives.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         record.inside.discard(threading.get_ident())
         if record.name is None:
             return

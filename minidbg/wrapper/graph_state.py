@@ -28,7 +28,7 @@ from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import graph_texts, is_handed_back
 from minidbg.fx.mutation import mutated_placeholders, written_attributes
 from minidbg.fx.randomness import may_draw
-from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
+from minidbg.fx.ranks import is_waiting_in_vain
 from minidbg.repro.crash_records import Step
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state
@@ -118,7 +118,7 @@ class GraphState:
                 is_put_off = not is_dynamos and torch_internals.compiles_backward_early()
                 if self.facts.restarted or is_put_off or is_of_a_signal_handler(error):
                     raise
-                failure = self.failure(error, example_inputs, "compile", notes)
+                failure = Failure(self.untouched, example_inputs, link, "compile", error, notes)
                 report = self.report_on(failure)
                 if notes or not self.can_go_on():
                     raise
@@ -180,28 +180,21 @@ class GraphState:
             return self.call(args)  # our own work, or a tracer asks for shapes and nothing runs
         synchronize_devices(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
-        verification, collectives = None, None
-        if talks_to_others(self.untouched, values) != "" and self.position < len(self.links):
-            collectives = crash_record.Collectives(self.record)
-        undeclared = self.declared_otherwise(values)
-        put_state_back = thread_state()
+        verification, undeclared, put_state_back = None, "", thread_state()
+        step = self.record.during(Step.RUN, self.links[self.position], values)
         try:
-            verification = self.verification(values, kept)
-            with (
-                self.record.during(Step.RUN, self.links[self.position], values),
-                collectives or contextlib.nullcontext(),
-            ):
+            verification, undeclared = self.begin(values, kept)
+            with step:
                 result = self.call(args)
                 synchronize_devices(values, result)
         except Exception as error:
             as_left = thread_state()
             put_state_back()  # a level of vmap left open would have a part in all that follows
-            again = self.after_failure(
-                error, values, kept, undeclared, begun=collectives is not None and collectives.begun
-            )
+            begun = step.collectives is not None and step.collectives.begun
+            again = self.after_failure(error, values, kept, undeclared, begun=begun)
             if again is None:
                 as_left()
-                del kept, verification, values, collectives  # the traceback holds this frame
+                del kept, verification, values, step  # the traceback holds this frame
                 raise
         else:
             failure = verification.judge(result, values, undeclared) if verification else None
@@ -224,22 +217,24 @@ class GraphState:
                 raise wrong
         finally:
             self.comparing.discard(threading.get_ident())
-        del kept, verification
+        del kept, verification, step
         return again(*values)
 
     def declared_otherwise(self, args: Sequence[Any]) -> str:
-        """What dynamo declared of ``args`` and did not keep to, before backends can change them."""
+        """What dynamo declared of ``args`` and did not keep to."""
         is_dynamos = self.level is Level.DYNAMO
         return declared_otherwise(self.untouched, args, self.mutated) if is_dynamos else ""
 
-    def verification(self, args: tuple[Any, ...], kept: Kept) -> Verification | None:
-        """What is needed to judge a coming call with ``args``; None when it will not be judged."""
+    def begin(self, args: tuple[Any, ...], kept: Kept) -> tuple[Verification | None, str]:
+        """What is needed to judge a coming call with ``args``; None when it will not be judged. And
+        what ``declared_otherwise`` says, of any call, before the backend can change ``args``."""
+        undeclared = self.declared_otherwise(args)
         calls = calls_compared(self.settings.verify)
         if self.good_calls >= calls or self.position >= len(self.links):
             self.facts.why_not = self.facts.why_not or NOT_ASKED
-            return None
+            return None, undeclared
         if self.comparing:
-            return None
+            return None, undeclared
         self.comparing.add(threading.get_ident())
         link = self.links[self.position]
         with self.record.during(Step.RUN, link, args):
@@ -248,21 +243,22 @@ class GraphState:
                 why = refusal(self.untouched, args, self.mutated, self.settings)
             if why:
                 self.facts.not_verified(why)
-                return None
+                return None, undeclared
             # a copy that cannot be made keeps nobody from his own call
             with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
                 with torch_internals.outside_tracing():
                     copies = snapshot_of(self.untouched, args, self.mutated, self.settings.golden)
                 ref, allowed = BackendRef(link.name, "..."), self.settings.allowed
-                spec = RunSpec(ref, tolerances=allowed, judge=self.settings.judge)
+                judge, golden = self.settings.judge, self.settings.golden
+                spec = RunSpec(ref, tolerances=allowed, golden=golden, judge=judge)
                 begun = Verification(copies, link, spec, self.facts)
                 if copies.wants_backward():
                     # a backend may wait for threads that call graphs of ours
                     others = alone() if may_draw(self.untouched) else contextlib.nullcontext()
                     with others, torch_internals.restoring_random_numbers(args):
                         begun.take_gradients(self.call, kept)
-                return begun
-        return None
+                return begun, undeclared
+        return None, undeclared
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
         self.good_calls += 1
@@ -292,7 +288,8 @@ class GraphState:
             return None
         left = self.keep(args) if kept is not None else NOTHING
         restored, again = self.put_back(kept), None
-        failure = self.failure(error, args, "runtime", () if restored else (STALE,))
+        link, stale = self.links[self.position], () if restored else (STALE,)
+        failure = Failure(self.untouched, args, link, "runtime", error, stale)
         is_programs = False
         if is_waiting_in_vain(error, self.untouched, args):
             undeclared, begun = ABSENT_RANK, True
@@ -322,12 +319,12 @@ class GraphState:
         self, error: Exception, args: tuple[Any, ...], kept: Kept | None
     ) -> CompiledFn | None:
         self.good_calls, self.settled = 0, False
-        for position in range(self.position + 1, len(self.links)):
+        for position, link in [*enumerate(self.links)][self.position + 1 :]:
             self.position = position
             try:
-                self.compiled_fn = compile_at_run_time(self.links[position], self.untouched, args)
+                self.compiled_fn = compile_at_run_time(link, self.untouched, args)
             except Exception as another:  # noqa: BLE001 - answered like the previous link's failure
-                failure = self.failure(another, args, "compile")
+                failure = Failure(self.untouched, args, link, "compile", another)
                 report = self.report_on(failure)
                 self.put_back(kept)
                 if self.can_go_on():
@@ -400,12 +397,6 @@ class GraphState:
             report = handle.handle(failure, self.settings)
             set_report(failure.error, report)
         return report
-
-    def failure(
-        self, error: Exception, values: Sequence[Any], phase: str, notes: tuple[str, ...] = ()
-    ) -> Failure:
-        link = self.links[self.position]
-        return Failure(self.untouched, tuple(values), link, phase, error, notes)
 
     def warn(self, failure: Failure, report: Report, then: str = "") -> None:
         """Say once that a backend has failed and what the program goes on with."""

@@ -55,10 +55,33 @@ def is_handling() -> bool:
 
 
 def handle(failure: Failure, settings: Settings) -> Report:
-    """Capture and reduce ``failure``, tell listeners; the report. Raises no ordinary exception."""
+    """Make ``failure`` a case, ask the budget, ``respond``, tell listeners; the report, of one that
+    was seen before the first. Raises no ordinary exception."""
+    budget, report = PROCESS.budget, None
     try:
         with handling(failure.inputs):
-            report = capture_and_reduce(failure, settings)
+            case = case_of_failure(failure, settings)
+            digest = hashlib.sha256(canonical_text(failure.graph_module).encode()).hexdigest()
+            key = (case.signature, case.backend.name, digest, settings)
+            if (report := PROCESS.reports.get(key)) is None:
+                bug = case.signature
+                # the signatures of wrong results say little: the backend and the op count too
+                if bug is not None and isinstance(failure.error, AccuracyError):
+                    bug = replace(bug, frames=(case.backend.name,), types=(failure.error.op,))
+                place = devices.place_of(case.inputs)
+                granted, why = budget.grant(bug, failure.error, settings, place)
+                if why:
+                    notes = (*case.provenance.notes, f"{NOT_AT_ONCE}: {why}")
+                    case = replace(case, provenance=replace(case.provenance, notes=notes))
+                same_as, started = budget.repro_of(bug) if why else None, PROCESS.clock()
+                try:
+                    with without_modes():
+                        report = (PROCESS.responder or respond)(case, granted, same_as)
+                finally:
+                    if granted.reduce is Reduce.NOW:
+                        repro = report.path if report else None
+                        budget.spend(PROCESS.clock() - started, bug, repro)
+                PROCESS.reports[key] = report
     except MinidbgError as refusal:
         report = report_without_script(failure, refusal, settings)
     except Exception as trouble:  # the user's exception must arrive, whatever goes wrong here
@@ -86,33 +109,6 @@ def handling(values: Sequence[Any]) -> Iterator[None]:
             yield
     finally:
         HANDLING.reset(token)
-
-
-def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
-    """Make ``failure`` a case, ask the budget, ``respond``; a known one gets its first report."""
-    case = case_of_failure(failure, settings)
-    digest = hashlib.sha256(canonical_text(failure.graph_module).encode()).hexdigest()
-    key = (case.signature, case.backend.name, digest, settings)
-    if (known := PROCESS.reports.get(key)) is not None:
-        return known
-    budget, bug = PROCESS.budget, case.signature
-    # the signatures of wrong results say little: the backend and the op count too
-    if bug is not None and isinstance(failure.error, AccuracyError):
-        bug = replace(bug, frames=(case.backend.name,), types=(failure.error.op,))
-    granted, why = budget.grant(bug, failure.error, settings, devices.place_of(case.inputs))
-    if why:
-        notes = (*case.provenance.notes, f"{NOT_AT_ONCE}: {why}")
-        case = replace(case, provenance=replace(case.provenance, notes=notes))
-    started, report = PROCESS.clock(), None
-    same_as = budget.repro_of(bug) if why else None
-    try:
-        with without_modes():
-            report = (PROCESS.responder or respond)(case, granted, same_as)
-    finally:
-        if granted.reduce is Reduce.NOW:
-            budget.spend(PROCESS.clock() - started, bug, report.path if report else None)
-    PROCESS.reports[key] = report
-    return report
 
 
 def respond(

@@ -29,7 +29,13 @@ from minidbg.core.run_spec import Level, RunSpec
 from minidbg.core.settings import Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.fx.randomness import Derandomized, feed_recorded, may_draw
-from minidbg.judge.compare import Comparison, Difference, changed_unseen, is_never_excused
+from minidbg.judge.compare import (
+    Comparison,
+    Difference,
+    changed_unseen,
+    comparison_of,
+    is_never_excused,
+)
 from minidbg.judge.eager_runs import OTHER_SEED, Tag
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.run import collected, gradient_sources, gradients_of
@@ -39,7 +45,6 @@ from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_among
-from minidbg.wrapper.verify_runs import comparison_with
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
@@ -128,8 +133,8 @@ class Verification:
                 kept.restore()
 
     def judge(self, result: Any, args: Sequence[Any], undeclared: str) -> Failure | None:
-        """``compare`` ``result``, which the compiled function gave for ``args``, with eager's; the
-        failure, None where there is none.
+        """Run eager on the copies, and ``compare`` ``result``, which the compiled function gave for
+        ``args``, and what else it left behind; the failure, None where there is none.
 
         No backend is to blame for what dynamo had declared otherwise (``undeclared``). Whatever
         goes wrong on our side leaves the call unverified.
@@ -137,13 +142,19 @@ class Verification:
         with fence(
             "verification_failed", lambda trouble: self.facts.not_verified(reason_of(trouble))
         ):  # the user's result stands
-            try:
-                with alone(), handle.handling(args), quiet():
-                    failure = self.compare(result, args)
-            except EagerRefuses as refusal:
-                self.facts.eager_raises = f"{refusal}; {self.link.name} returned a result"
-                PROCESS.say_once(self.facts.eager_raises)
-                return None
+            with alone(), handle.handling(args), quiet():
+                drew_alike = same_states(self.after_forward, generator_states(args))
+                wants = self.gradients is not None or self.backward_error is not None
+                try:
+                    expected = self.before.eager(backward=wants, may_refuse=True)
+                except Exception as error:
+                    if is_of_a_signal_handler(error) or is_out_of_memory(error):
+                        raise
+                    why = f"eager raises {first_line_of(error)}; {self.link.name} returned a result"
+                    self.facts.eager_raises = why
+                    PROCESS.say_once(why)
+                    return None
+                failure = self.compare(result, args, expected, drew_alike)
             if failure is not None and undeclared:
                 raise CannotCompare(undeclared)
             if self.lacks_gradients:
@@ -159,12 +170,12 @@ class Verification:
             return None if is_left else failure
         return None
 
-    def compare(self, result: Any, args: Sequence[Any]) -> Failure | None:
-        """Run eager on the copies, and compare what the compiled function left behind; ``judge`` is
-        the fence around it."""
+    def compare(
+        self, result: Any, args: Sequence[Any], expected: dict[str, Any], drew_alike: bool
+    ) -> Failure | None:
+        """How what the compiled function left behind differs from ``expected``, which eager leaves.
+        ``drew_alike``: the run for the gradients left the generators as the program's own did."""
         inside = self.before
-        drew_alike = same_states(self.after_forward, generator_states(args))
-        expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:
             phase = torch_internals.backward_phase(self.backward_error)  # eager's backward runs
             graph, inputs, phase = inside.graph, inside.inputs, phase or "runtime"
@@ -174,66 +185,16 @@ class Verification:
         if isinstance(result, (tuple, list)):
             result = result[: len(expected["outputs"])]  # nobody takes more
         actual = collected(result, inside.model, tuple(args), self.gradients or {})
-        beside = partial(comparison_with, inside, self.spec, actual, expected)
         for index in inside.changed_unseen(args):
             return self.mismatch(changed_unseen(f"input {index} after the call"))
         if self.spoiled:
-            failure = self.mismatch(changed_unseen(self.spoiled, " by its backward"))
-            return replace(failure, direction=Direction.BACKWARD)
-        if drew:
-            if (own := beside(()).difference()) is None:
-                return None
-            if is_never_excused(own):
-                return self.mismatch(own)
-            # equal outputs tell of equal numbers, unless another thread drew while the gradients
-            # were made, or a checkpoint draws again
-            drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)
-            if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
-                found = beside((Tag.NOISE,)).difference()
-                return self.mismatch(found, (DRAWN_ANEW,)) if found else None
-            fed: Derandomized | None = None
-            numbers: Derandomized | None = None
-            inside.set_generators()
-            with fence("numbers_not_taken_out"):  # then it is judged but for what others change
-                fed = feed_recorded(inside.graph, inside.fresh())
-            if fed is not None and fed.fed:
-                with fence("draws_alone_failed"):  # a graph of ours, which the user never asked for
-                    numbers = verify_runs.draws_by(self.link, inside, fed)
-                if numbers is not None:
-                    found = self.difference_beside(numbers, actual)
-                    if found is None:
-                        return None
-                    if drew_alike and is_backward(found) and not (is_backward(own) or fed.cut):
-                        return self.mismatch(found, (DRAWN_ANEW,))
-                for name in (*fed.switched_off, *fed.left):
-                    self.facts.leave_out(f"what {name} draws is not judged")
-                for name in fed.cut if self.gradients else ():
-                    self.facts.leave_out(f"the gradient of {name} is not judged, which draws random numbers")
-                once_more = feed_recorded(inside.graph, inside.fresh(), masks=False, shows=True)
-                if {*once_more.switched_off}.difference(fed.switched_off):
-                    # the backend's own attention takes no mask of its dropout, and is asked without
-                    note = "what attention drops out is not judged"
-                    self.facts.left_out = (*self.facts.left_out, note)
-                return self.with_numbers(once_more).compiled_anew()
-        found = self.difference(beside())
-        return self.mismatch(found) if found else None
-
-    def eager(self) -> tuple[dict[str, Any], bool]:
-        """What eager leaves (gradients None if backward fails), and whether it drew random numbers.
-
-        Raises EagerRefuses where its forward fails. A generator that has moved may be another
-        thread's doing, so the ops count too.
-        """
-        inside = self.before
-        wants = self.gradients is not None or self.backward_error is not None
-        try:
-            left = inside.eager(backward=wants, may_refuse=True)
-        except Exception as error:
-            if is_of_a_signal_handler(error) or is_out_of_memory(error):
-                raise
-            raise EagerRefuses(f"eager raises {first_line_of(error)}") from error
-        moved = not same_states(inside.generators, generator_states(inside.inputs))
-        return left, moved and may_draw(inside.graph)
+            difference = changed_unseen(self.spoiled, " by its backward")
+            return self.mismatch(difference, direction=Direction.BACKWARD)
+        states = generator_states(inside.inputs)  # may have been moved by another thread, too
+        if may_draw(inside.graph) and not same_states(inside.generators, states):
+            return self.compare_drawn(actual, expected, drew_alike)
+        runs = comparison_of(actual, expected, inside.eager, self.spec)
+        return self.mismatch(self.difference(runs))
 
     def difference(self, runs: Comparison) -> Difference | None:
         """Raises CannotCompare where none of the results is judged."""
@@ -247,6 +208,49 @@ class Verification:
 
     # ---- random numbers
 
+    def compare_drawn(
+        self, actual: dict[str, Any], expected: dict[str, Any], drew_alike: bool
+    ) -> Failure | None:
+        """``compare`` where eager drew random numbers, as a backend may from a stream of its own:
+        with the same, with those that it draws, or compiled once more with eager's as inputs."""
+        inside = self.before
+        beside = partial(comparison_of, actual, expected, inside.eager, self.spec)
+        if (own := beside(()).difference()) is None:
+            return None
+        if is_never_excused(own):
+            return self.mismatch(own)
+        # equal outputs tell of equal numbers, unless another thread drew while the gradients
+        # were made, or a checkpoint draws again
+        drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)
+        if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
+            return self.mismatch(beside((Tag.NOISE,)).difference(), (DRAWN_ANEW,))
+        fed: Derandomized | None = None
+        numbers: Derandomized | None = None
+        inside.set_generators()
+        with fence("numbers_not_taken_out"):  # then it is judged but for what others change
+            fed = feed_recorded(inside.graph, inside.fresh())
+        if fed is None or not fed.fed:
+            return self.mismatch(self.difference(beside()))
+        with fence("draws_alone_failed"):  # a graph of ours, which the user never asked for
+            numbers = verify_runs.draws_by(self.link, inside, fed)
+        if numbers is not None:
+            found = self.difference_beside(numbers, actual)
+            if found is None:
+                return None
+            if drew_alike and is_backward(found) and not (is_backward(own) or fed.cut):
+                return self.mismatch(found, (DRAWN_ANEW,))
+        for name in (*fed.switched_off, *fed.left):
+            self.facts.leave_out(f"what {name} draws is not judged")
+        for name in fed.cut if self.gradients else ():
+            note = f"the gradient of {name} is not judged, which draws random numbers"
+            self.facts.leave_out(note)
+        once_more = feed_recorded(inside.graph, inside.fresh(), masks=False, shows=True)
+        if {*once_more.switched_off}.difference(fed.switched_off):
+            # the backend's own attention takes no mask of its dropout, and is asked without
+            note = "what attention drops out is not judged"
+            self.facts.left_out = (*self.facts.left_out, note)
+        return self.with_numbers(once_more).compiled_anew()
+
     def difference_beside(self, numbers: Derandomized, actual: dict[str, Any]) -> Difference | None:
         """How ``actual`` differs from what eager gives with these numbers: not at all where the
         graph is right and they are the backend's."""
@@ -254,13 +258,13 @@ class Verification:
         expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
         for index in range(len(self.before.inputs), len(numbers.inputs)):
             expected["inputs_after"].pop(str(index), None)
-        return other.difference(comparison_with(other.before, self.spec, actual, expected))
+        return other.difference(comparison_of(actual, expected, other.before.eager, self.spec))
 
     def outputs_show_numbers(self, expected: dict[str, Any]) -> bool:
         """Whether eager's outputs differ with another seed, so equal ones tell of equal numbers."""
         again = self.before.eager(seed=OTHER_SEED, backward=False)
-        both = {**expected, "gradients": {}}
-        return comparison_with(self.before, self.spec, again, both, ()).difference() is not None
+        runs = comparison_of(again, expected, self.before.eager, self.spec, ())
+        return runs.difference() is not None
 
     def with_numbers(self, fed: Derandomized) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""
@@ -277,15 +281,22 @@ class Verification:
         except Exception as error:
             why = f"its random numbers could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
-        found = self.difference(comparison_with(inside, self.spec, actual, expected))
+        found = self.difference(comparison_of(actual, expected, inside.eager, self.spec))
         if found is None and self.gradients:
             # of healthy training nobody is told
             self.facts.left_out = (*self.facts.left_out, NUMBERS_OF_BACKWARD)
-        return self.mismatch(found, (RECORDED,)) if found else None
+        return self.mismatch(found, (RECORDED,))
 
     # ---- failures
 
-    def mismatch(self, found: Difference, notes: tuple[str, ...] = ()) -> Failure:
+    def mismatch(
+        self,
+        found: Difference | None,
+        notes: tuple[str, ...] = (),
+        direction: Direction | None = None,
+    ) -> Failure | None:
+        if found is None:
+            return None
         where, inside = found["where"], self.before
         message = found["message"].replace(where, self.in_words(where), 1)
         error = AccuracyError(f"{self.link.name} gives wrong results: {message}", found)
@@ -294,7 +305,7 @@ class Verification:
             if node is not None:
                 error.op, error.suspect_nodes = op_name(node), (node.name,)
         graph, inputs = inside.graph, inside.inputs
-        direction = Direction(error.signature["direction"])
+        direction = direction or Direction(error.signature["direction"])
         return Failure(graph, inputs, self.link, Kind.ACCURACY, error, notes, direction)
 
     def in_words(self, where: str) -> str:
@@ -332,10 +343,6 @@ def same_states(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def is_backward(difference: Difference) -> bool:
     return bool(difference["signature"]["direction"] == Direction.BACKWARD)
-
-
-class EagerRefuses(Exception):
-    """Eager raises for the inputs of a call for which the backend has returned a result."""
 
 
 @contextlib.contextmanager

@@ -8,9 +8,8 @@ without autograd history, and gradients are asked for by ``torch.autograd.grad``
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import psutil
@@ -29,9 +28,8 @@ from minidbg.fx.effects import is_call
 from minidbg.fx.mutation import own_attributes, storages_of, written_arguments
 from minidbg.fx.randomness import Derandomized, draws_alone
 from minidbg.fx.ranks import talks_to_others
-from minidbg.judge.compare import Comparison, comparison_of
+from minidbg.judge.compare import comparison_of
 from minidbg.judge.differences import are_close
-from minidbg.judge.eager_runs import Tag
 from minidbg.judge.run import Change, change_of_eager, collect_run, needs_gradient, unchanged
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
@@ -124,20 +122,6 @@ class CallSnapshot:
         # a lazy forward would print what is raised
         function = torch_internals.without_lazy_recompile(graph.forward)
         return collect_run(function, graph, inputs, backward=backward, may_refuse=may_refuse)
-
-
-def comparison_with(
-    inside: CallSnapshot,
-    spec: RunSpec,
-    actual: dict[str, Any],
-    expected: dict[str, Any],
-    explained_by: Container[Tag] = (*Tag,),
-) -> Comparison:
-    both = bool(actual["gradients"] and expected["gradients"])
-    actual = clone_values([actual], torch.Tensor.cpu)[0] if inside.golden else actual
-    if not both:
-        actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
-    return comparison_of(actual, expected, partial(inside.eager, backward=both), spec, explained_by)
 
 
 def snapshot_of(
@@ -246,8 +230,7 @@ def first_differing_node(inside: CallSnapshot, link: Link, spec: RunSpec) -> fx.
         part = replace(inside, graph=returning(inside.graph, nodes))
         both = run_compiled_anew(part, link, backward=False), part.eager(backward=False)
         actual, expected = ({**run, "inputs_after": {}} for run in both)
-        runs = comparison_with(part, spec, actual, expected)
-        if found := runs.difference():
+        if found := comparison_of(actual, expected, part.eager, spec).difference():
             return {f"output {index}": node for index, node in enumerate(nodes)}.get(found["where"])
     return None
 

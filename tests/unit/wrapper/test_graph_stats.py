@@ -109,7 +109,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         "recording": (crash_record.CrashRecord, "write"),
         "comparing": (verify_runs.CallSnapshot, "eager"),
         "explaining": (eager_runs, "leaves_of"),
-        "handling": (handle, "capture_and_reduce"),
+        "handling": (handle, "case_of_failure"),
         "suspecting": (capture, "suspects_of"),
         "capturing": (handle, "captured"),
     }

@@ -168,13 +168,13 @@ def responded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, Settings]]:
 def test_reductions_spend_the_seconds_of_the_process_and_captures_spend_none(
     responded: list[tuple[Case, Settings]],
 ) -> None:
-    handle.capture_and_reduce(failure(), Settings(reduce=Reduce.LATER))
+    handle.handle(failure(), Settings(reduce=Reduce.LATER))
     assert handle.PROCESS.budget.spent_s == 0.0
-    handle.capture_and_reduce(failure(), Settings(seconds=10.0))
+    handle.handle(failure(), Settings(seconds=10.0))
     assert handle.PROCESS.budget.spent_s == 2.0
-    handle.capture_and_reduce(failure(ValueError("another")), Settings(seconds=10.0))
+    handle.handle(failure(ValueError("another")), Settings(seconds=10.0))
     assert responded[-1][1].seconds == 8.0
-    handle.capture_and_reduce(failure(ValueError("a third")), Settings(seconds=4.0))
+    handle.handle(failure(ValueError("a third")), Settings(seconds=4.0))
     case, settings = responded[-1]
     assert settings.reduce is Reduce.LATER
     assert "4 s" in case.provenance.notes[-1]
