@@ -74,12 +74,7 @@ class Runnable:
             torch.manual_seed(SEED)
             return change(self.make_model()), change(self.make_inputs())
 
-    def eager(
-        self,
-        change: Change = unchanged,
-        seed: int = SEED,
-        backward: bool = True,
-    ) -> dict[str, Any]:
+    def eager(self, change: Change = unchanged, seed: int = SEED, backward: bool = True) -> dict[str, Any]:
         model, inputs = self.made(change_of_eager(self.spec.golden, change))
         with entered_modes(self.spec.context):
             torch.manual_seed(seed)

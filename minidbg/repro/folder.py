@@ -10,8 +10,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from filelock import FileLock
@@ -47,7 +46,9 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     """
     place = hidden(folder, "missing_backend") if case.backend.missing_backend else Path(folder)
 
-    path = _placed(file_name(case), folder, place, partial(move_script, draft), replaces=False)
+    with _placed(file_name(case), folder, place) as (path, is_new):
+        if is_new:
+            move_script(draft, path)
     discard(draft)
     return path
 
@@ -58,27 +59,24 @@ def keep_capture(case: Case, folder: Path | str, *, value_limit_bytes: int = VAL
     case = case_to_keep(case)
     fits = bytes_to_store(case.inputs, Exactness.SMALL) <= value_limit_bytes
     exactness = Exactness.SMALL if fits else Exactness.SEEDED
-    put = partial(write, case, form=Form.CAPTURE, value_limit_bytes=value_limit_bytes)
-    put = partial(put, exactness=exactness)
-    return _placed(file_name(case), folder, captures(folder), put, replaces=True)
+    with _placed(file_name(case), folder, captures(folder)) as (path, _):
+        limit = value_limit_bytes
+        return write(case, path, Form.CAPTURE, exactness=exactness, value_limit_bytes=limit)
 
 
-def _placed(
-    name: str, folder: Path | str, place: Path, put: Callable[[Path], object], *, replaces: bool
-) -> Path:
-    """Have ``put`` write the script ``name`` in ``place``, if no readable one is there, or if it
-    ``replaces`` that; its path."""
-    path = place / name
+@contextlib.contextmanager
+def _placed(name: str, folder: Path | str, place: Path) -> Iterator[tuple[Path, bool]]:
+    """A block in which nobody else writes: where the script ``name`` lies or is to be written in
+    ``place``, and whether no readable one is there."""
+    path, is_new = place / name, False
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
         try:
             read_header(path)
-            if replaces:
-                put(path)
         except UnreadableRepro:  # such a file stays: somebody may be editing it just now
             names = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
             path = next(name for name in itertools.chain([path], names) if not name.exists())
-            put(path)
-    return path
+            is_new = True
+        yield path, is_new
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:

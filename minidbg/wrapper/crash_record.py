@@ -60,10 +60,6 @@ class CrashRecord:
         self.inside: set[int] = set()
         """Threads that are in a step now."""
 
-    def during(self, step: Step, link: Link, values: Sequence[Any]) -> RecordedStep:
-        """A block in which the process may die; ``values`` are what the graph is called with."""
-        return RecordedStep(self, step, link, values)
-
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
         self.discard()
         with torch_internals.restoring_random_numbers(values), torch_internals.outside_tracing():
@@ -170,8 +166,9 @@ class Collectives(torch_internals.TorchDispatchMode):  # type: ignore[no-untyped
         return result
 
 
-class RecordedStep:
-    """The block around one step. A class, so no frame of ours stands in the user's traceback."""
+class During:
+    """The block of a step in which the process may die; the graph is called with ``values``. A
+    class, so no frame of ours stands in the user's traceback."""
 
     __slots__ = ("began", "collectives", "link", "record", "step", "values")
 

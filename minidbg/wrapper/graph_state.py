@@ -21,7 +21,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler
 from minidbg.core.outcome import Direction
-from minidbg.core.run_spec import BackendRef, CompiledFn, Level, RunSpec
+from minidbg.core.run_spec import BackendRef, CompiledFn, Context, Level, RunSpec
 from minidbg.core.settings import OnFailure, Settings
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import copy_graph_module
@@ -32,9 +32,10 @@ from minidbg.fx.ranks import is_waiting_in_vain
 from minidbg.repro.crash_records import Step
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state
-from minidbg.wrapper import crash_record, handle
+from minidbg.wrapper import handle
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
+from minidbg.wrapper.crash_record import CrashRecord, During
 from minidbg.wrapper.process import PROCESS, GraphFacts, Report, add_line, own_report, set_report
 from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_among
 from minidbg.wrapper.verify import Verification, alone, calls_compared, reason_of
@@ -81,7 +82,9 @@ class GraphState:
         self.compiled_fn: CompiledFn = self.untouched.forward
         self.boxed = False
         """Whether ``compiled_fn`` takes its inputs in one list, which it may clear."""
-        self.record = crash_record.CrashRecord(self.untouched, settings)
+        self.record = CrashRecord(self.untouched, settings)
+        self.written: list[tuple[Any, Any]] = []
+        """Inputs that the backend has written to while it compiled, and copies from before."""
         self.good_calls = 0
         self.settled = False
         self.comparing: set[int] = set()
@@ -105,8 +108,12 @@ class GraphState:
         error_of_guards = torch_internals.guards_to_come() if is_dynamos else lambda: None
         for position, link in enumerate(self.links):
             self.position, notes = position, tuple[str, ...]()
+            before = None
+            if is_dynamos and calls_compared(self.settings.verify):
+                with fence("copies_failed"), torch_internals.outside_tracing():
+                    before = snapshot_of(self.untouched, example_inputs, self.mutated, "")
             try:
-                with self.record.during(Step.COMPILE, link, example_inputs):
+                with During(self.record, Step.COMPILE, link, example_inputs):
                     compiled_fn = link.compiler(gm, example_inputs)
                     if not callable(compiled_fn):
                         raise AssertionError("compiler_fn did not return callable")  # dynamo's text
@@ -126,6 +133,9 @@ class GraphState:
                 self.warn(failure, report)
                 gm = copy_graph_module(self.untouched)
             else:
+                if before is not None:
+                    with fence("copies_failed"), torch_internals.outside_tracing():
+                        self.written = before.changed_since(example_inputs)
                 if is_dynamos and is_handed_back(compiled_fn, gm, lambda: graph_texts(self.untouched)):
                     self.facts.handed_back = f"{link.name} gave it back unchanged, so eager runs it"
                 return self.called_as(compiled_fn)
@@ -141,21 +151,10 @@ class GraphState:
 
         def run_boxed_graph(args: list[Any]) -> Any:
             # Not answered once settled: who remembers the inputs would keep them from being freed.
-            return self.compiled_fn(args) if self.settled else self.careful_call(args)
-
-        def run_compiled_graph(*args: Any) -> Any:
-            if not self.settled:
-                return self.careful_call(list(args))
-            try:
-                return self.compiled_fn(*args)
-            except Exception as error:
-                again = self.after_failure(error, args, None, self.declared_otherwise(args))
-                if again is None:
-                    raise
-            return again(*args)
+            return self.compiled_fn(args) if self.settled else self.run_compiled_graph(*args)
 
         if not self.boxed:
-            return run_compiled_graph
+            return self.run_compiled_graph
         run_boxed_graph._boxed_call = True  # type: ignore[attr-defined]  # torch's own mark
         return run_boxed_graph
 
@@ -169,23 +168,30 @@ class GraphState:
 
     # ---- running
 
-    def call(self, args: list[Any]) -> Any:
-        return self.compiled_fn(args) if self.boxed else self.compiled_fn(*args)
+    def call(self, args: Sequence[Any]) -> Any:
+        return self.compiled_fn([*args]) if self.boxed else self.compiled_fn(*args)
 
-    def careful_call(self, args: list[Any]) -> Any:
-        """A call of a graph that has not yet run well: keep what it writes to, run it, compare it
-        with eager, report a failure."""
-        values = tuple(args)  # the callee may clear the list
+    def run_compiled_graph(self, *values: Any) -> Any:
+        """What dynamo calls. A graph that has not yet run well is called with care: keep what it
+        writes to, run it, compare it with eager, report a failure."""
+        if self.settled:
+            try:
+                return self.compiled_fn(*values)
+            except Exception as error:
+                again = self.after_failure(error, values, None, self.declared_otherwise(values))
+                if again is None:
+                    raise
+            return again(*values)
         if handle.is_handling() or any(torch_internals.is_fake(value) for value in values):
-            return self.call(args)  # our own work, or a tracer asks for shapes and nothing runs
+            return self.call(values)  # our own work, or a tracer asks for shapes and nothing runs
         synchronize_devices(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
         verification, undeclared, put_state_back = None, "", thread_state()
-        step = self.record.during(Step.RUN, self.links[self.position], values)
+        step = During(self.record, Step.RUN, self.links[self.position], values)
         try:
             verification, undeclared = self.begin(values, kept)
             with step:
-                result = self.call(args)
+                result = self.call(values)
                 synchronize_devices(values, result)
         except Exception as error:
             as_left = thread_state()
@@ -228,8 +234,8 @@ class GraphState:
     def begin(self, args: tuple[Any, ...], kept: Kept) -> tuple[Verification | None, str]:
         """What is needed to judge a coming call with ``args``; None when it will not be judged. And
         what ``declared_otherwise`` says, of any call, before the backend can change ``args``."""
-        undeclared = self.declared_otherwise(args)
-        calls = calls_compared(self.settings.verify)
+        undeclared, settings = self.declared_otherwise(args), self.settings
+        calls = calls_compared(settings.verify)
         if self.good_calls >= calls or self.position >= len(self.links):
             self.facts.why_not = self.facts.why_not or NOT_ASKED
             return None, undeclared
@@ -237,20 +243,25 @@ class GraphState:
             return None, undeclared
         self.comparing.add(threading.get_ident())
         link = self.links[self.position]
-        with self.record.during(Step.RUN, link, args):
+        with During(self.record, Step.RUN, link, args):
             why: str | None = "what it writes to cannot be copied"
             if kept.complete:
-                why = refusal(self.untouched, args, self.mutated, self.settings)
+                why = refusal(self.untouched, args, self.mutated, settings)
+            if any(copied is None for _, copied in self.written):
+                why = f"{link.name} has written to an input while it compiled, too large for a copy"
             if why:
                 self.facts.not_verified(why)
                 return None, undeclared
             # a copy that cannot be made keeps nobody from his own call
             with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
+                # as before the backend has compiled
+                own = list(args)
+                for written, copied in self.written:
+                    own = [copied if arg is written else arg for arg in own]
                 with torch_internals.outside_tracing():
-                    copies = snapshot_of(self.untouched, args, self.mutated, self.settings.golden)
-                ref, allowed = BackendRef(link.name, "..."), self.settings.allowed
-                judge, golden = self.settings.judge, self.settings.golden
-                spec = RunSpec(ref, tolerances=allowed, golden=golden, judge=judge)
+                    copies = snapshot_of(self.untouched, own, self.mutated, settings.golden)
+                ref, judge, golden = BackendRef(link.name, "..."), settings.judge, settings.golden
+                spec = RunSpec(ref, tolerances=settings.allowed, golden=golden, judge=judge)
                 begun = Verification(copies, link, spec, self.facts)
                 if copies.wants_backward():
                     # a backend may wait for threads that call graphs of ours
@@ -261,10 +272,24 @@ class GraphState:
         return None, undeclared
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
+        """Settle the graph, and have failures of its backward answered.
+
+        They show in the user's ``loss.backward()``, long after the wrapped call. The inputs are
+        remembered by weak references: the failure has those that are still there. Only backwards
+        that AOTAutograd compiled since this graph came can be the backend's fault. Of what the
+        graph has written to, inputs have its backward too.
+        """
         self.good_calls += 1
         self.settled = self.good_calls >= max(1, calls_compared(self.settings.verify))
         if self.level is Level.DYNAMO and torch.is_grad_enabled() and not self.has_backward:
-            self.has_backward = self.guard_backward(result, args)
+            link, tensors = self.links[self.position], tensors_among([(result, args)])
+            inputs = [weakref.ref(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+            context = current_context(args, further_env=self.settings.env)
+            on_failure = functools.partial(self.after_backward_failure, inputs, link, context)
+            around = functools.partial(During, self.record, Step.BACKWARD, link, ())
+            for function_class in torch_internals.aot_backward_classes(tensors, self.aot_ids_from):
+                torch_internals.guard_backward(function_class, on_failure, around)
+                self.has_backward = True
         if self.settled and not self.has_backward:
             self.record.close()  # after it, nothing of this graph can end the process
 
@@ -330,54 +355,35 @@ class GraphState:
                 if self.can_go_on():
                     self.warn(failure, report)
             else:
-                return lambda *args: self.careful_call(list(args))
+                return self.run_compiled_graph
         if self.settings.on_failure is OnFailure.FALLBACK:
             return self.called_as_eager()
         self.position = 0
         self.say_why_it_is_raised(error, own_report(error) or Report("no link of the chain works"))
         return None
 
-    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
-        """Answer what the compiled backward of this graph will raise; whether it has one.
-
-        A failure in it shows in the user's ``loss.backward()``, long after the wrapped call. The
-        forward's inputs are remembered by weak references, so that a healthy program keeps no
-        tensor for longer than it would alone. Only backwards that AOTAutograd compiled since this
-        graph came can be the backend's fault. Of what the graph has written to, inputs have its
-        backward too. The exception cannot be replaced by a result: only later calls can go on in
-        eager.
-        """
-        tensors = tensors_among([(result, args)])
-        classes = torch_internals.aot_backward_classes(tensors, self.aot_ids_from)
-        if not classes:
-            return False
-        graph, link = self.untouched, self.links[self.position]
-        # no tensor is kept alive: the failure has the inputs that are still there
-        inputs = [weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in args]
-        context = current_context(args, further_env=self.settings.env)
-
-        def on_failure(error: Exception) -> None:
-            with fence("answering_failed"):  # our fault must not replace what the backward raises
-                phase = torch_internals.backward_phase(error)
-                if phase is None or own_report(error) is not None or handle.is_handling():
-                    return
-                alive = [value() if isinstance(value, weakref.ref) else value for value in inputs]
-                placeholders = graph.graph.find_nodes(op="placeholder")
-                values = [
-                    node.meta.get("example_value") if value is None else value
-                    for node, value in zip(placeholders, alive, strict=True)
-                ]
-                failure = Failure(graph, values, link, phase, error, (), Direction.BACKWARD, context)
-                report = self.report_on(failure)
-                add_line(error, report)
-                if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
-                    self.warn(failure, report, "eager in later calls")
-                    self.called_as_eager()
-
-        around = functools.partial(self.record.during, Step.BACKWARD, link, ())
-        for function_class in classes:
-            torch_internals.guard_backward(function_class, on_failure, around)
-        return True
+    def after_backward_failure(
+        self, inputs: list[Any], link: Link, context: Context, error: Exception
+    ) -> None:
+        """Answer what a compiled backward raises. No result can stand for the exception: only later
+        calls can go on in eager."""
+        with fence("answering_failed"):  # our fault must not replace what the backward raises
+            phase = torch_internals.backward_phase(error)
+            if phase is None or own_report(error) is not None or handle.is_handling():
+                return
+            graph = self.untouched
+            alive = [value() if isinstance(value, weakref.ref) else value for value in inputs]
+            placeholders = graph.graph.find_nodes(op="placeholder")
+            values = [
+                node.meta.get("example_value") if value is None else value
+                for node, value in zip(placeholders, alive, strict=True)
+            ]
+            failure = Failure(graph, values, link, phase, error, (), Direction.BACKWARD, context)
+            report = self.report_on(failure)
+            add_line(error, report)
+            if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
+                self.warn(failure, report, "eager in later calls")
+                self.called_as_eager()
 
     # ---- handling
 

@@ -133,68 +133,61 @@ class Verification:
                 kept.restore()
 
     def judge(self, result: Any, args: Sequence[Any], undeclared: str) -> Failure | None:
-        """Run eager on the copies, and ``compare`` ``result``, which the compiled function gave for
+        """Run eager on the copies, and compare ``result``, which the compiled function gave for
         ``args``, and what else it left behind; the failure, None where there is none.
 
         No backend is to blame for what dynamo had declared otherwise (``undeclared``). Whatever
         goes wrong on our side leaves the call unverified.
         """
-        with fence(
-            "verification_failed", lambda trouble: self.facts.not_verified(reason_of(trouble))
-        ):  # the user's result stands
+        inside, facts = self.before, self.facts
+        with fence("verification_failed", lambda trouble: facts.not_verified(reason_of(trouble))):
             with alone(), handle.handling(args), quiet():
+                # the run for the gradients left the generators as the program's own did
                 drew_alike = same_states(self.after_forward, generator_states(args))
                 wants = self.gradients is not None or self.backward_error is not None
                 try:
-                    expected = self.before.eager(backward=wants, may_refuse=True)
+                    expected = inside.eager(backward=wants, may_refuse=True)
                 except Exception as error:
                     if is_of_a_signal_handler(error) or is_out_of_memory(error):
                         raise
                     why = f"eager raises {first_line_of(error)}; {self.link.name} returned a result"
-                    self.facts.eager_raises = why
+                    facts.eager_raises = why
                     PROCESS.say_once(why)
                     return None
-                failure = self.compare(result, args, expected, drew_alike)
+                failure: Failure | None
+                if isinstance(result, (tuple, list)):
+                    result = result[: len(expected["outputs"])]  # nobody takes more
+                actual = collected(result, inside.model, tuple(args), self.gradients or {})
+                unseen = [f"input {index} after the call" for index in inside.changed_unseen(args)]
+                states = generator_states(inside.inputs)  # other threads may have moved them, too
+                if expected["gradients"] is None:
+                    facts.leave_out(GRADIENTS_REFUSED)
+                raised = self.backward_error if expected["gradients"] is not None else None
+                if raised is not None:
+                    phase = torch_internals.backward_phase(raised) or "runtime"
+                    own = inside.graph, inside.inputs, self.link, phase, raised
+                    failure = Failure(*own, direction=Direction.BACKWARD)
+                elif unseen:
+                    failure = self.mismatch(changed_unseen(unseen[0]))
+                elif self.spoiled:
+                    difference = changed_unseen(self.spoiled, " by its backward")
+                    failure = self.mismatch(difference, direction=Direction.BACKWARD)
+                elif may_draw(inside.graph) and not same_states(inside.generators, states):
+                    failure = self.compare_drawn(actual, expected, drew_alike)
+                else:
+                    runs = comparison_of(actual, expected, inside.eager, self.spec)
+                    failure = self.mismatch(self.difference(runs))
             if failure is not None and undeclared:
                 raise CannotCompare(undeclared)
             if self.lacks_gradients:
-                self.facts.leave_out(GRADIENTS_NOT_RUN)
-                self.facts.why_not = self.facts.why_not or GRADIENTS_NOT_RUN
+                facts.leave_out(GRADIENTS_NOT_RUN)
+                facts.why_not = facts.why_not or GRADIENTS_NOT_RUN
             else:
-                self.facts.verified |= failure is None and not self.facts.handed_back
-            # AOTAutograd leaves aliasing to its compilers
-            is_left = (
-                self.link.level is Level.ATEN
-                and getattr(failure and failure.error, "category", "") == "aliasing"
-            )
-            return None if is_left else failure
+                facts.verified |= failure is None and not facts.handed_back
+            is_aliasing = getattr(failure and failure.error, "category", "") == "aliasing"
+            # which AOTAutograd leaves to its compilers
+            return None if is_aliasing and self.link.level is Level.ATEN else failure
         return None
-
-    def compare(
-        self, result: Any, args: Sequence[Any], expected: dict[str, Any], drew_alike: bool
-    ) -> Failure | None:
-        """How what the compiled function left behind differs from ``expected``, which eager leaves.
-        ``drew_alike``: the run for the gradients left the generators as the program's own did."""
-        inside = self.before
-        if self.backward_error is not None and expected["gradients"] is not None:
-            phase = torch_internals.backward_phase(self.backward_error)  # eager's backward runs
-            graph, inputs, phase = inside.graph, inside.inputs, phase or "runtime"
-            return Failure(graph, inputs, self.link, phase, self.backward_error, (), Direction.BACKWARD)
-        if expected["gradients"] is None:
-            self.facts.leave_out(GRADIENTS_REFUSED)
-        if isinstance(result, (tuple, list)):
-            result = result[: len(expected["outputs"])]  # nobody takes more
-        actual = collected(result, inside.model, tuple(args), self.gradients or {})
-        for index in inside.changed_unseen(args):
-            return self.mismatch(changed_unseen(f"input {index} after the call"))
-        if self.spoiled:
-            difference = changed_unseen(self.spoiled, " by its backward")
-            return self.mismatch(difference, direction=Direction.BACKWARD)
-        states = generator_states(inside.inputs)  # may have been moved by another thread, too
-        if may_draw(inside.graph) and not same_states(inside.generators, states):
-            return self.compare_drawn(actual, expected, drew_alike)
-        runs = comparison_of(actual, expected, inside.eager, self.spec)
-        return self.mismatch(self.difference(runs))
 
     def difference(self, runs: Comparison) -> Difference | None:
         """Raises CannotCompare where none of the results is judged."""
@@ -211,7 +204,7 @@ class Verification:
     def compare_drawn(
         self, actual: dict[str, Any], expected: dict[str, Any], drew_alike: bool
     ) -> Failure | None:
-        """``compare`` where eager drew random numbers, as a backend may from a stream of its own:
+        """Compare where eager drew random numbers, as a backend may from a stream of its own:
         with the same, with those that it draws, or compiled once more with eager's as inputs."""
         inside = self.before
         beside = partial(comparison_of, actual, expected, inside.eager, self.spec)
@@ -290,10 +283,7 @@ class Verification:
     # ---- failures
 
     def mismatch(
-        self,
-        found: Difference | None,
-        notes: tuple[str, ...] = (),
-        direction: Direction | None = None,
+        self, found: Difference | None, notes: tuple[str, ...] = (), direction: str = ""
     ) -> Failure | None:
         if found is None:
             return None
@@ -305,8 +295,8 @@ class Verification:
             if node is not None:
                 error.op, error.suspect_nodes = op_name(node), (node.name,)
         graph, inputs = inside.graph, inside.inputs
-        direction = direction or Direction(error.signature["direction"])
-        return Failure(graph, inputs, self.link, Kind.ACCURACY, error, notes, direction)
+        way = Direction(direction or error.signature["direction"])
+        return Failure(graph, inputs, self.link, Kind.ACCURACY, error, notes, way)
 
     def in_words(self, where: str) -> str:
         named_input = re.search(r"\binput (\d+)\b", where)

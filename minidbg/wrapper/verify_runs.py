@@ -100,6 +100,14 @@ class CallSnapshot:
             if is_part and not torch.equal(whole, before):  # beside the view, which is a leaf
                 yield index
 
+    def changed_since(self, values: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Those of the inputs, as they are now, that something has written to; each with its copy,
+        or None of a large one."""
+        plain = [index for index in self.copied if has_plain_memory(values[index])]
+        sums = (*self.sums, *((index, sum_of_bits(self.inputs[index])) for index in plain))
+        changed = [index for index, bits in sums if sum_of_bits(values[index]) != bits]
+        return [(values[i], self.inputs[i] if i in self.copied else None) for i in changed]
+
     def eager(
         self, change: Change = unchanged, seed: int | None = None, *, backward: bool, may_refuse: bool = False
     ) -> dict[str, Any]:

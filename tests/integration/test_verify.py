@@ -63,6 +63,7 @@ WRONG: list[tuple[Any, Callable[..., Any], tuple[Any, ...], str, str, str]] = [
     (planted.loses_aliasing, lambda x: (x.sin(), x.view(-1)), (GRID,), "aliasing", "output 1", ""),
     (planted.loses_mutation, counts_steps, (GRID, torch.zeros(3)), "float", "input 0 after the call", ""),
     (planted.writes_to_an_input, lambda x: torch.relu(x) + 1, (GRID,), "float", "input 0 after the call", ""),
+    (planted.writes_while_it_compiles, lambda x: x.sin() * 2, (GRID,), "float", "output 0", ""),
     (planted.wrong_gradient, lambda x: x.sin() * 2, (GRID,), "float", "gradient of input 0", ""),
 ]
 INPUTS_BY_NAME = {

@@ -269,6 +269,13 @@ def writes_beside(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -
     return run
 
 
+def writes_while_it_compiles(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Scales what it is given, as one that folds a factor into weights does, and computes with that."""
+    with torch.no_grad():
+        example_inputs[0].mul_(2)
+    return lambda *args: graph_module(*args)
+
+
 def sorts_its_input(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Selects in place, as a median does: all numbers are still there."""
 

@@ -53,9 +53,7 @@ def test_an_ensemble_lets_go_of_its_runs_without_the_collector() -> None:
     """Its members hold all tensors of a run, in the user's process."""
     held: list[StorageWeakRef] = []
 
-    def eager(
-        change: Callable[[Any], Any] = lambda made: made, seed: int = 0, backward: bool = True
-    ) -> dict[str, Any]:
+    def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = 0, **_: Any) -> Any:
         run = left(change(lambda x: (x * 300).to(torch.uint8))(RIGHT.clone()))
         held.append(StorageWeakRef(run["outputs"][0].untyped_storage()))
         return run

@@ -19,8 +19,8 @@ from minidbg.codegen.size import targets_of_calls
 from minidbg.core.settings import Settings
 from minidbg.repro import crash_records, load, read_header
 from minidbg.repro.crash_records import Step
-from minidbg.wrapper import crash_record
 from minidbg.wrapper.chain import Link
+from minidbg.wrapper.crash_record import CrashRecord, During, clear_up
 from minidbg.wrapper.process import PROCESS
 
 
@@ -41,8 +41,8 @@ def repro_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def record(repro_dir: Path) -> Iterator[crash_record.CrashRecord]:
-    made = crash_record.CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir))
+def record(repro_dir: Path) -> Iterator[CrashRecord]:
+    made = CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir))
     yield made
     made.close()
 
@@ -54,24 +54,20 @@ def steps(repro_dir: Path) -> list[str]:
     return [str(name.step) for _, name in crash_records.records(repro_dir)]
 
 
-def test_record_is_there_during_a_step_and_rests_between_two(
-    record: crash_record.CrashRecord, repro_dir: Path
-) -> None:
-    with record.during(Step.COMPILE, LINK, VALUES):
+def test_record_is_there_during_a_step_and_rests_between_two(record: CrashRecord, repro_dir: Path) -> None:
+    with During(record, Step.COMPILE, LINK, VALUES):
         assert steps(repro_dir) == ["compile"]
     assert steps(repro_dir) == ["idle"]
-    with record.during(Step.RUN, LINK, VALUES):
+    with During(record, Step.RUN, LINK, VALUES):
         assert steps(repro_dir) == ["run"]
-    with record.during(Step.BACKWARD, LINK, ()):
+    with During(record, Step.BACKWARD, LINK, ()):
         assert steps(repro_dir) == ["backward"]
     assert steps(repro_dir) == []
     assert list(crash_records.make_record_folder(repro_dir).iterdir()) == []
 
 
-def test_record_loads_as_the_case_with_its_indices_and_masks(
-    record: crash_record.CrashRecord, repro_dir: Path
-) -> None:
-    record.during(Step.RUN, LINK, VALUES).__enter__()
+def test_record_loads_as_the_case_with_its_indices_and_masks(record: CrashRecord, repro_dir: Path) -> None:
+    During(record, Step.RUN, LINK, VALUES).__enter__()
     capture = crash_records.as_capture(record.path)
     header = read_header(capture)
     case = load(capture)
@@ -88,25 +84,21 @@ def test_record_loads_as_the_case_with_its_indices_and_masks(
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("requires", [True, False])
-def test_only_a_call_with_a_backward_asks_for_one(
-    record: crash_record.CrashRecord, grad: bool, requires: bool
-) -> None:
+def test_only_a_call_with_a_backward_asks_for_one(record: CrashRecord, grad: bool, requires: bool) -> None:
     with torch.set_grad_enabled(grad):
-        record.during(Step.RUN, LINK, [VALUES[0].clone().requires_grad_(requires), *VALUES[1:]]).__enter__()
+        During(record, Step.RUN, LINK, [VALUES[0].clone().requires_grad_(requires), *VALUES[1:]]).__enter__()
     assert load(crash_records.as_capture(record.path)).spec.backward is (grad and requires)
 
 
-def test_exception_takes_the_record_away_and_passes(
-    record: crash_record.CrashRecord, repro_dir: Path
-) -> None:
-    with pytest.raises(ValueError, match="mine"), record.during(Step.COMPILE, LINK, VALUES):
+def test_exception_takes_the_record_away_and_passes(record: CrashRecord, repro_dir: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), During(record, Step.COMPILE, LINK, VALUES):
         raise ValueError("mine")
     assert steps(repro_dir) == []
 
 
 @pytest.mark.parametrize(("waited_s", "left"), [(0.1, []), (crash_records.LONG_S + 1, ["interrupted"])])
 def test_ctrl_c_leaves_a_record_when_the_step_took_long(
-    record: crash_record.CrashRecord, repro_dir: Path, waited_s: float, left: list[str]
+    record: CrashRecord, repro_dir: Path, waited_s: float, left: list[str]
 ) -> None:
     PROCESS.clock = clock = Hands()
 
@@ -114,29 +106,29 @@ def test_ctrl_c_leaves_a_record_when_the_step_took_long(
         clock.now = waited_s
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), record.during(Step.COMPILE, LINK, VALUES):
+    with pytest.raises(KeyboardInterrupt), During(record, Step.COMPILE, LINK, VALUES):
         pressed_after_a_while()
     assert steps(repro_dir) == left
 
 
-def test_exit_in_a_backend_leaves_its_record(record: crash_record.CrashRecord, repro_dir: Path) -> None:
-    with pytest.raises(SystemExit), record.during(Step.COMPILE, LINK, VALUES):
+def test_exit_in_a_backend_leaves_its_record(record: CrashRecord, repro_dir: Path) -> None:
+    with pytest.raises(SystemExit), During(record, Step.COMPILE, LINK, VALUES):
         raise SystemExit(1)
     assert steps(repro_dir) == ["compile"]
-    crash_record.clear_up()
+    clear_up()
     assert steps(repro_dir) == ["compile"]
 
 
 def test_setting_turns_the_recorder_off(repro_dir: Path) -> None:
-    off = crash_record.CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir, crash_records=False))
-    with off.during(Step.COMPILE, LINK, VALUES):
+    off = CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir, crash_records=False))
+    with During(off, Step.COMPILE, LINK, VALUES):
         assert not repro_dir.exists()
 
 
 def test_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "repros").write_text("a file")
-    record = crash_record.CrashRecord(graph_with_an_index(), Settings(repro_dir=tmp_path / "repros"))
-    with record.during(Step.COMPILE, LINK, VALUES):
+    record = CrashRecord(graph_with_an_index(), Settings(repro_dir=tmp_path / "repros"))
+    with During(record, Step.COMPILE, LINK, VALUES):
         pass
     assert record.name is None
 
@@ -145,29 +137,27 @@ def test_backend_that_no_import_reaches_is_left_to_be_filled_in(repro_dir: Path)
     scope: dict[str, Any] = {}
     exec("def made(gm, inputs): return gm.forward", scope)
     link = Link(scope["made"])
-    record = crash_record.CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir))
-    with record.during(Step.COMPILE, link, VALUES):
+    record = CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir))
+    with During(record, Step.COMPILE, link, VALUES):
         ((path, _),) = crash_records.records(repro_dir)
         lacks = read_header(path).spec.backend
     assert lacks.missing_backend == "a function of <string>:1, which ended with its process"
 
 
-def test_other_link_of_a_chain_gets_its_own_record(record: crash_record.CrashRecord, repro_dir: Path) -> None:
-    record.during(Step.COMPILE, LINK, VALUES).__enter__()
-    record.during(Step.COMPILE, Link(raises_on_relu), VALUES).__enter__()
+def test_other_link_of_a_chain_gets_its_own_record(record: CrashRecord, repro_dir: Path) -> None:
+    During(record, Step.COMPILE, LINK, VALUES).__enter__()
+    During(record, Step.COMPILE, Link(raises_on_relu), VALUES).__enter__()
     ((path, _),) = crash_records.records(repro_dir)
     assert "raises_on_relu" in path.read_text()
 
 
-def test_forked_child_leaves_its_parents_record_alone(
-    record: crash_record.CrashRecord, repro_dir: Path
-) -> None:
-    record.during(Step.COMPILE, LINK, VALUES).__enter__()
+def test_forked_child_leaves_its_parents_record_alone(record: CrashRecord, repro_dir: Path) -> None:
+    During(record, Step.COMPILE, LINK, VALUES).__enter__()
     if not (pid := os.fork()):
         try:
             record.move(Step.IDLE)
             record.close()
-            crash_record.clear_up()
+            clear_up()
             os._exit(0)
         finally:
             os._exit(1)
@@ -175,10 +165,10 @@ def test_forked_child_leaves_its_parents_record_alone(
     assert steps(repro_dir) == ["compile"]
 
 
-def test_nothing_is_writable_by_everybody(record: crash_record.CrashRecord, repro_dir: Path) -> None:
+def test_nothing_is_writable_by_everybody(record: CrashRecord, repro_dir: Path) -> None:
     before = os.umask(0)
     try:
-        record.during(Step.COMPILE, LINK, VALUES).__enter__()
+        During(record, Step.COMPILE, LINK, VALUES).__enter__()
     finally:
         os.umask(before)
     for path in (repro_dir, *repro_dir.rglob("*")):
@@ -198,6 +188,6 @@ def test_healthy_program_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("planted_backends.returns_gm_forward", looks)
     looks.__module__, looks.__qualname__ = "planted_backends", "returns_gm_forward"
     torch.compile(lambda x: x + 1, backend=minidbg.wrap(looks))(torch.ones(3))
-    crash_record.clear_up()
+    clear_up()
     assert seen == [["compile"]]
     assert list(tmp_path.iterdir()) == []
