@@ -189,8 +189,8 @@ class GraphState:
         verification, undeclared, put_state_back = None, "", thread_state()
         step = During(self.record, Step.RUN, self.links[self.position], values)
         try:
-            verification, undeclared = self.begin(values, kept)
             with step:
+                verification, undeclared = self.begin(values, kept)
                 result = self.call(values)
                 synchronize_devices(values, result)
         except Exception as error:
@@ -243,32 +243,31 @@ class GraphState:
             return None, undeclared
         self.comparing.add(threading.get_ident())
         link = self.links[self.position]
-        with During(self.record, Step.RUN, link, args):
-            why: str | None = "what it writes to cannot be copied"
-            if kept.complete:
-                why = refusal(self.untouched, args, self.mutated, settings)
-            if any(copied is None for _, copied in self.written):
-                why = f"{link.name} has written to an input while it compiled, too large for a copy"
-            if why:
-                self.facts.not_verified(why)
-                return None, undeclared
-            # a copy that cannot be made keeps nobody from his own call
-            with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
-                # as before the backend has compiled
-                own = list(args)
-                for written, copied in self.written:
-                    own = [copied if arg is written else arg for arg in own]
-                with torch_internals.outside_tracing():
-                    copies = snapshot_of(self.untouched, own, self.mutated, settings.golden)
-                ref, judge, golden = BackendRef(link.name, "..."), settings.judge, settings.golden
-                spec = RunSpec(ref, tolerances=settings.allowed, golden=golden, judge=judge)
-                begun = Verification(copies, link, spec, self.facts)
-                if copies.wants_backward():
-                    # a backend may wait for threads that call graphs of ours
-                    others = alone() if may_draw(self.untouched) else contextlib.nullcontext()
-                    with others, torch_internals.restoring_random_numbers(args):
-                        begun.take_gradients(self.call, kept)
-                return begun, undeclared
+        why: str | None = "what it writes to cannot be copied"
+        if kept.complete:
+            why = refusal(self.untouched, args, self.mutated, settings)
+        if any(copied is None for _, copied in self.written):
+            why = f"{link.name} has written to an input while it compiled, too large for a copy"
+        if why:
+            self.facts.not_verified(why)
+            return None, undeclared
+        # a copy that cannot be made keeps nobody from his own call
+        with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
+            # as before the backend has compiled
+            own = list(args)
+            for written, copied in self.written:
+                own = [copied if arg is written else arg for arg in own]
+            with torch_internals.outside_tracing():
+                copies = snapshot_of(self.untouched, own, self.mutated, settings.golden)
+            ref, judge, golden = BackendRef(link.name, "..."), settings.judge, settings.golden
+            spec = RunSpec(ref, tolerances=settings.allowed, golden=golden, judge=judge)
+            begun = Verification(copies, link, spec, self.facts)
+            if copies.wants_backward():
+                # a backend may wait for threads that call graphs of ours
+                others = alone() if may_draw(self.untouched) else contextlib.nullcontext()
+                with others, torch_internals.restoring_random_numbers(args):
+                    begun.take_gradients(self.call, kept)
+            return begun, undeclared
         return None, undeclared
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:

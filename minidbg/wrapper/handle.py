@@ -125,7 +125,19 @@ def respond(
         ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
         with contextlib.suppress(OSError):
             workers.start_server().prepare(REDUCE, oracle.warmup_for(case), ahead)
-    capture, settings, remark = captured(case, settings)
+    limit, remark = settings.value_limit_bytes, ""
+    try:
+        # the capture may be there, and no more be written
+        repro.discard(repro.drafts(settings.repro_dir) / "none")
+        capture = repro.keep_capture(case, settings.repro_dir, value_limit_bytes=limit)
+    except OSError as refusal:  # a folder that nobody may write to, a full disk
+        if is_of_a_signal_handler(refusal):
+            raise
+        folder, reason = spare_folder(), refusal.strerror or refusal
+        remark = f"{settings.repro_dir} cannot be written ({reason}), so {folder} is used; "
+        settings = replace(settings, repro_dir=folder)
+        repro.discard(repro.drafts(folder) / "none")
+        capture = repro.keep_capture(case, folder, value_limit_bytes=limit)
     shown = display_path(capture)
 
     def report(line: str, path: Path | None = None, missing_backend: Path | None = None) -> Report:
@@ -170,28 +182,13 @@ def respond(
     return report(written.line, written.path)
 
 
-def captured(case: Case, settings: Settings) -> tuple[Path, Settings, str]:
-    """The case's capture, the settings with the folder that it is in, and why that is another one
-    than was asked for."""
-    limit, complaint = settings.value_limit_bytes, ""
-    try:
-        # the capture may be there, and no more be written
-        repro.discard(repro.drafts(settings.repro_dir) / "none")
-        capture = repro.keep_capture(case, settings.repro_dir, value_limit_bytes=limit)
-    except OSError as refusal:  # a folder that nobody may write to, a full disk
-        if is_of_a_signal_handler(refusal):
-            raise
-        folder = Path(tempfile.gettempdir()) / f"minidbg_repros-{os.getuid()}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-            # somebody else has put it there
-            folder = Path(tempfile.mkdtemp(prefix="minidbg_repros-"))
-        repro.discard(repro.drafts(folder) / "none")
-        why = refusal.strerror or refusal
-        complaint = f"{settings.repro_dir} cannot be written ({why}), so {folder} is used; "
-        settings = replace(settings, repro_dir=folder)
-        capture = repro.keep_capture(case, folder, value_limit_bytes=limit)
-    return capture, settings, complaint
+def spare_folder() -> Path:
+    """Where a capture goes that the asked folder does not take: this user's own, in the system's."""
+    folder = Path(tempfile.gettempdir()) / f"minidbg_repros-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():  # somebody else has put it there
+        return Path(tempfile.mkdtemp(prefix="minidbg_repros-"))
+    return folder
 
 
 def reduce_in_server(

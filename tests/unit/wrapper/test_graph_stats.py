@@ -111,7 +111,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         "explaining": (eager_runs, "leaves_of"),
         "handling": (handle, "case_of_failure"),
         "suspecting": (capture, "suspects_of"),
-        "capturing": (handle, "captured"),
+        "capturing": (handle.repro, "keep_capture"),
     }
 
     PROCESS.responder = partial(handle.respond, reduce=alarm)
