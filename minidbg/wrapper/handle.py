@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ SHARE = 0.5
 REDUCTION_GRACE_S = 5.0
 """What the reducing process may take over its budget to end what it started, before it is ended."""
 NOT_AT_ONCE = "not reduced at once"
-Reducer = Callable[[Case, Mapping[str, Any], Settings, Deadline], workers.Ended]
+CTRL_C = "\nminidbg: the best so far is verified and written; Ctrl-C again ends it without"
 HANDLING: ContextVar[bool] = ContextVar("minidbg_handling", default=False)
 
 
@@ -111,14 +111,13 @@ def handling(values: Sequence[Any]) -> Iterator[None]:
         HANDLING.reset(token)
 
 
-def respond(
-    case: Case, settings: Settings, same_as: Path | None = None, reduce: Reducer | None = None
-) -> Report:
+def respond(case: Case, settings: Settings, same_as: Path | None = None, ask: Any = None) -> Report:
     """Write ``case``'s capture; reduce it and publish a verified repro when the settings say now;
     the report, which says why where there is no repro.
 
-    ``same_as`` is the repro that the same failure has already. Raises CannotWrite when the case has
-    no form in a script, and OSError when no folder can be written.
+    ``same_as`` is the repro that the same failure has already; ``ask`` stands for the server's.
+    Raises CannotWrite when the case has no form in a script, and OSError when no folder can be
+    written.
     """
     deadline = Deadline.after(settings.seconds)
     if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
@@ -153,12 +152,18 @@ def respond(
         return report("; ".join([*(why or [f"{NOT_AT_ONCE}: reduce='later'"]), then]))
     kept_in = lacks or f"the capture is in {shown}"
     try:
-        with oracle.pickled_for_children(case) as sent, oracle.packed(sent, share=SHARE) as package:
+        with (
+            oracle.pickled_for_children(case) as sent,
+            oracle.packed(sent, share=SHARE) as package,
+            workers.stream_to_the_user() as stream,
+        ):
             if left_out := package["left_out_bytes"]:
                 size = f"{left_out / 1e9:.3g} GB" if left_out >= 1e9 else f"{left_out / 1e6:.3g} MB"
                 instead = "values of the same distribution stood in"
                 remark += f"its {size} of inputs were not sent, {instead}; "
-            done = (reduce or reduce_in_server)(sent, package, settings, deadline)
+            request = request_to_reduce(sent, package, settings, deadline, stream.fileno())
+            asked = (ask or workers.start_server().ask)(request)
+            done = asked.result(on_interrupt=lambda: print(CTRL_C, file=stream, flush=True))
     except MinidbgError as refusal:
         return report(f"{refusal}; {kept_in}")
     except OSError as trouble:
@@ -191,31 +196,24 @@ def spare_folder() -> Path:
     return folder
 
 
-def reduce_in_server(
-    case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline
-) -> workers.Ended:
-    """Have ``case``, as ``package``, reduced in a fork of the server: this process has threads. It
-    is ended by the ``deadline``, after some seconds to end what it has started."""
+def request_to_reduce(
+    case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline, stream: int
+) -> workers.Request:
+    """Of a fork of the server, since this process has threads: ``case``, as ``package``. It is
+    ended by the ``deadline``, after some seconds to end what it has started."""
     names = ("seconds", "max_calls", "memory_bytes", "value_limit_bytes")
     limits = {"due": deadline.at, **{name: getattr(settings, name) for name in names}}
     folder, level = str(settings.repro_dir.absolute()), log.getEffectiveLevel()
-    with workers.stream_to_the_user() as stream:
-
-        def interrupted() -> None:
-            stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
-            stream.flush()
-
-        request = workers.Request(
-            call=REDUCE,
-            argument={"case": package, "folder": folder, "limits": limits, "level": level},
-            seconds=deadline.left() + REDUCTION_GRACE_S,
-            deadline=deadline.earlier(-REDUCTION_GRACE_S),
-            fork=oracle.warmup_for(case),
-            stream=stream.fileno(),
-            asks=True,
-            interrupts=True,
-        )
-        return workers.start_server().ask(request).result(on_interrupt=interrupted)
+    return workers.Request(
+        call=REDUCE,
+        argument={"case": package, "folder": folder, "limits": limits, "level": level},
+        seconds=deadline.left() + REDUCTION_GRACE_S,
+        deadline=deadline.earlier(-REDUCTION_GRACE_S),
+        fork=oracle.warmup_for(case),
+        stream=stream,
+        asks=True,
+        interrupts=True,
+    )
 
 
 def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:

@@ -114,7 +114,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         "capturing": (handle.repro, "keep_capture"),
     }
 
-    PROCESS.responder = partial(handle.respond, reduce=alarm)
+    PROCESS.responder = partial(handle.respond, ask=alarm)
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)

@@ -7,6 +7,7 @@ import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,13 +227,14 @@ CAPTURED = "; the capture is in {capture}"
 def test_of_a_reduction_its_repro_is_named_or_the_capture_and_why_there_is_none(
     tmp_path: Path, ends: Any, path: Path | None, line: str
 ) -> None:
-    def reduce(*_: Any) -> workers.Ended:
+    def result(**_: Any) -> workers.Ended:
         if isinstance(ends, Exception):
             raise ends
         return ends
 
     case = case_of_failure(failure(), Settings())
-    report = handle.respond(case, Settings(repro_dir=tmp_path, reduce=Reduce.NOW), reduce=reduce)
+    ask = lambda _: SimpleNamespace(result=result)  # noqa: E731
+    report = handle.respond(case, Settings(repro_dir=tmp_path, reduce=Reduce.NOW), ask=ask)
     assert (report.line, report.path) == (line.format(capture=report.capture), path)
     assert report.capture.is_relative_to(tmp_path)
 
