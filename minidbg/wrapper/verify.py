@@ -170,13 +170,14 @@ class Verification:
                 elif unseen:
                     failure = self.mismatch(changed_unseen(unseen[0]))
                 elif self.spoiled:
-                    difference = changed_unseen(self.spoiled, " by its backward")
-                    failure = self.mismatch(difference, direction=Direction.BACKWARD)
+                    spoiled = changed_unseen(self.spoiled, " by its backward")
+                    failure = self.mismatch(spoiled, direction=Direction.BACKWARD)
                 elif may_draw(inside.graph) and not same_states(inside.generators, states):
                     failure = self.compare_drawn(actual, expected, drew_alike)
                 else:
                     runs = comparison_of(actual, expected, inside.eager, self.spec)
-                    failure = self.mismatch(self.difference(runs))
+                    self.leave_out(runs, difference := runs.difference())
+                    failure = self.mismatch(difference)
             if failure is not None and undeclared:
                 raise CannotCompare(undeclared)
             if self.lacks_gradients:
@@ -189,15 +190,13 @@ class Verification:
             return None if is_aliasing and self.link.level is Level.ATEN else failure
         return None
 
-    def difference(self, runs: Comparison) -> Difference | None:
-        """Raises CannotCompare where none of the results is judged."""
-        found = runs.difference()
+    def leave_out(self, runs: Comparison, difference: Difference | None) -> None:
+        """Tell of what is not judged. Raises CannotCompare where that is all and nothing differs."""
         for note in runs.notes():
             self.facts.leave_out(note)
         results = {at for at, leaf in runs.expected.items() if leaf.role != "input"}
-        if found is None and results and results <= runs.unjudged:
+        if difference is None and results and results <= runs.unjudged:
             raise CannotCompare(f"{NOTHING_JUDGED}: {runs.notes()[0]}")
-        return found
 
     # ---- random numbers
 
@@ -223,7 +222,9 @@ class Verification:
         with fence("numbers_not_taken_out"):  # then it is judged but for what others change
             fed = feed_recorded(inside.graph, inside.fresh())
         if fed is None or not fed.fed:
-            return self.mismatch(self.difference(beside()))
+            runs = beside()
+            self.leave_out(runs, difference := runs.difference())
+            return self.mismatch(difference)
         with fence("draws_alone_failed"):  # a graph of ours, which the user never asked for
             numbers = verify_runs.draws_by(self.link, inside, fed)
         if numbers is not None:
@@ -251,7 +252,9 @@ class Verification:
         expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
         for index in range(len(self.before.inputs), len(numbers.inputs)):
             expected["inputs_after"].pop(str(index), None)
-        return other.difference(comparison_of(actual, expected, other.before.eager, self.spec))
+        runs = comparison_of(actual, expected, other.before.eager, self.spec)
+        self.leave_out(runs, difference := runs.difference())
+        return difference
 
     def outputs_show_numbers(self, expected: dict[str, Any]) -> bool:
         """Whether eager's outputs differ with another seed, so equal ones tell of equal numbers."""
@@ -274,7 +277,8 @@ class Verification:
         except Exception as error:
             why = f"its random numbers could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
-        found = self.difference(comparison_of(actual, expected, inside.eager, self.spec))
+        runs = comparison_of(actual, expected, inside.eager, self.spec)
+        self.leave_out(runs, found := runs.difference())
         if found is None and self.gradients:
             # of healthy training nobody is told
             self.facts.left_out = (*self.facts.left_out, NUMBERS_OF_BACKWARD)
