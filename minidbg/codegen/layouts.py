@@ -34,8 +34,7 @@ class StridedLayout:
 
     @property
     def shows_all(self) -> bool:
-        """Whether each element up to the last one used is seen, by one index but for expanded
-        dims."""
+        """Whether each element up to the last used is seen, by one index but for expanded dims."""
         # what has neither gaps nor overlaps is what a copy keeps the strides of
         once = [size if step else 1 for size, step in zip(self.shape, self.stride, strict=True)]
         like = torch.empty_strided(once, self.stride, device="meta")

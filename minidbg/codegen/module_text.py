@@ -126,8 +126,7 @@ class _Writer:
     def _with_names(
         self, nodes: Sequence[fx.Node], taken: set[str], lines: Callable[[], list[str]]
     ) -> list[str]:
-        """What ``lines`` gives with names that are not ``taken``; again when an import needs
-        one."""
+        """What ``lines`` gives with names not in ``taken``; again when an import needs one."""
         write = self._write
         while True:
             names = Names(taken | write.roots)

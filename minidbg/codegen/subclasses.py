@@ -108,8 +108,7 @@ CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {
 
 
 def plain_stand_in(value: Tensor) -> Tensor | None:
-    """What a quantised one stands for, else the first tensor that it is made of; None without
-    one."""
+    """What a quantised one stands for, else the first tensor it is made of; None without."""
     found: list[Any] = []
     with suppress(RuntimeError, TypeError):  # most cannot
         found.append(value.detach().dequantize())

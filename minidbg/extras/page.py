@@ -110,8 +110,7 @@ class PageServer(View):
             return filled(template, matrix=self.matrix, home=home)
 
     def details_page(self, name: str) -> str:
-        """Its failure, what was seen of it, and its script. Raises MinidbgError for an unknown
-        name."""
+        """Its failure, what was seen of it, its script. Raises MinidbgError for an unknown name."""
         with self.lock:
             # an address has the name as it is shown: a file's need not be UTF-8
             name = {printable(repro): repro for repro, _ in self.matrix.cells}.get(name, name)

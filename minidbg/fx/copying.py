@@ -152,6 +152,25 @@ def whole_memory(value: Tensor) -> Tensor:
     return whole.set_(memory, 0, (memory.nbytes(),), (1,))
 
 
+def bytes_in(memory: Tensor, value: Tensor) -> Tensor:
+    """The bytes of ``value`` among those of all its storage, or what stands for each."""
+    size = value.itemsize
+    strides = (*(step * size for step in value.stride()), 1)
+    return memory.as_strided((*value.shape, size), strides, value.storage_offset() * size)
+
+
+def share_memory(x: Tensor, y: Tensor) -> bool | None:
+    """Whether two tensors have a byte in common; None where much memory would be needed to tell."""
+    memory = x.untyped_storage()
+    if memory.data_ptr() != y.untyped_storage().data_ptr():
+        return False
+    if memory.nbytes() > MOST_MARKED_BYTES:
+        return x.data_ptr() == y.data_ptr() or None
+    marks = torch.zeros(memory.nbytes(), dtype=torch.bool)
+    bytes_in(marks, x).fill_(True)
+    return bool(bytes_in(marks, y).any())
+
+
 def _clone_of_lazy(value: Tensor) -> Tensor:
     """A clone lazily conjugated or negated as ``value`` is: a plain clone would carry it out."""
     if value.is_conj():
@@ -176,6 +195,7 @@ def copy_node(
     return torch_internals.append_node(graph, node, fx.map_arg(args, argument), new_kwargs)
 
 
+MOST_MARKED_BYTES = 64 << 20  # of a storage, where those of two tensors are marked
 _OF_ONE_GRAPH = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "meta"})
 """Attributes of a GraphModule that belong to its graph, not to the module."""
 

@@ -38,8 +38,8 @@ import torch
 
 from minidbg.core.metrics import Judge
 from minidbg.core.run_spec import BackendRef, RunSpec
-from minidbg.fx.copying import clone_values
-from minidbg.judge.differences import TOLERANCES, Elements, are_close, largest, wrong_elements
+from minidbg.fx.copying import clone_values, share_memory
+from minidbg.judge.differences import STEPS, TOLERANCES, Elements, are_close, largest, wrong_elements
 from minidbg.judge.eager_runs import (
     Eager,
     EagerRuns,
@@ -199,6 +199,8 @@ class Comparison:
         relative, absolute, rounding = TOLERANCES.get(getattr(torch, info.dtype), one_step)
         if own := self.tolerances.get(_short_name(dtype), self.tolerances.get("any")):
             return *own, own[0]
+        if leaf.role == "input" and not (self.steady and self.eager_runs.sensitivity.mixes):
+            relative, absolute = min(relative, STEPS * eps), min(absolute, eps)  # a small update
         size = largest(leaf.value) if isinstance(leaf.value, torch.Tensor) else 0.0
         return relative, absolute * (min(size, 1.0) or 1.0), rounding
 
@@ -240,11 +242,17 @@ class Comparison:
 
     def tensors(self, where: str, leaf: Leaf, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
         """How the values of two dense tensors of one form differ; asks other runs only if so."""
+
+        def is_near() -> bool:
+            if self.judge is not None:
+                return self.judge.accepts(metrics_of(a, e))
+            # which may be another one after eager's second run
+            return are_close(a, e, *(self.margin * allowed for allowed in self.tolerance(leaf)[:2]))
+
+        if is_near() or not self.is_steady(where) or is_near():
+            return None
         tolerance = self.tolerance(leaf)
         rtol, atol = (self.margin * allowed for allowed in tolerance[:2])
-        near = self.judge.accepts(metrics_of(a, e)) if self.judge else are_close(a, e, rtol, atol)
-        if near or not self.is_steady(where):
-            return None
         reference, again = (self.eager_runs.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
         runs = [] if again is None else [again]
         undefined = torch.zeros_like(e, dtype=torch.bool)
@@ -352,28 +360,12 @@ def _first_relation(actual: Leaves, expected: Leaves) -> Difference | None:
             pairs |= {(where, other) for other in others if run[where].role == "output"}
             others.append(where)
     for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):
-        got_shared, shared = (_share_memory(run[one].value, run[two].value) for run in runs)
+        got_shared, shared = (share_memory(run[one].value, run[two].value) for run in runs)
         if got_shared is not None and shared is not None and got_shared != shared:
             does, other = ("share", "do not") if got_shared else ("do not share", "do")
             text = f"{one} and {two} {does} memory; in eager they {other}"
             return _difference(one, "output", "aliasing", text)
     return None
-
-
-def _share_memory(one: torch.Tensor, two: torch.Tensor) -> bool | None:
-    """Whether two tensors have memory in common; None where first and last address do not tell."""
-    if not (one.numel() and two.numel()):
-        return None
-    first, last = [], []
-    for tensor in (one, two):
-        dims = zip(tensor.shape, tensor.stride(), strict=True)
-        steps = sum((size - 1) * stride for size, stride in dims)
-        first.append(tensor.data_ptr())
-        last.append(tensor.data_ptr() + steps * tensor.element_size())
-    if last[0] < first[1] or last[1] < first[0]:
-        return False
-    around = one if first[0] <= first[1] else two
-    return first[0] == first[1] or torch.ops.aten.is_non_overlapping_and_dense(around) or None
 
 
 def _difference(

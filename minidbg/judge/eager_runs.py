@@ -194,8 +194,7 @@ def changed_run(eager: Eager, *change: Any, **seed: int) -> Leaves | None:
 
 
 def run_of(eager: Eager, *change: Any, **seed: int) -> Leaves:
-    """What eager leaves behind. Raises CannotCompare where memory does not suffice: what was not
-    run can explain nothing."""
+    """What eager leaves behind. Raises CannotCompare where memory does not suffice for it."""
     with preserving_thread_state():  # also what a frame of the failed run had held open
         try:
             return leaves_of(eager(*change, **seed))
@@ -207,8 +206,7 @@ def run_of(eager: Eager, *change: Any, **seed: int) -> Leaves:
 
 
 def moved(run: Any, usual: Any, expected: torch.Tensor, relative: float, absolute: float) -> Any:
-    """Where a run with other answers is not what the usual one is: off by more than these, and than
-    sums in another order."""
+    """Where a run with other answers is off the usual by more than these, or than other sums."""
     if not (_can_stand_for(run, expected) and _can_stand_for(usual, expected)):
         return True
     if same_but_for_rounding(run, usual):

@@ -89,8 +89,7 @@ def _are_plain(a: Any, e: Any) -> bool:
 
 
 def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
-    """Whether ``value`` is the same leaf of another run: of the same shape, and as ``like`` a
-    float, complex or neither."""
+    """Whether ``value`` may be that leaf in another run: of its shape, and numbers of its kind."""
     if not _are_plain(value, like):
         return False
     kind, wanted = ((x.is_floating_point(), x.is_complex()) for x in (value, like))

@@ -186,6 +186,14 @@ class RoundingNoise(PerturbedEager):
             return super().called(func, name, args, kwargs)
         if (made := run_in_parts(self, func, args, kwargs)) is not NotImplemented:
             return made
+        if name == "lerp" and "out" not in kwargs:  # one kernel in eager, three ops elsewhere
+            with self:
+                between = args[0] + args[2] * (args[1] - args[0])
+            return args[0].copy_(between) if func._schema.is_mutable else between
+        if name == "upsample_bilinear2d" and args[0].dtype is torch.uint8:  # in fixed point
+            wide = func(args[0].double(), *args[1:], **kwargs)
+            ties = (torch.rand(wide.shape, generator=self.generator) - 0.5) / 50
+            return (wide + ties.to(wide)).round().clamp(0, 255).to(torch.uint8)
         is_product = name == "pow" and isinstance(args[1], int | float) and args[1] % 1 == 0
         is_exact = (is_product or name not in ROUNDING.split()) and all(map(has_few_bits, args))
         by = args[1] if name in ("mul", "div") else 0.0

@@ -33,10 +33,11 @@ from minidbg.judge.signature import (
     signature_of,
 )
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.thread_state import preserving_thread_state, without_autocast
+from minidbg.torch_internals.thread_state import autocast_dtypes, preserving_thread_state, without_autocast
 
 SEED = 0
-MOST_TIMES = 2**12  # by how much a cotangent is larger at most: float16 still holds it
+MOST_TIMES = 2**24  # by how much a cotangent is larger at most
+MOST_IN_HALF = 2**12  # where float16 has to hold it
 COTANGENT_SEED = 9_176_551  # no program is likely to have set it: its data would be these numbers
 NOT_CALLED = "dynamo did not call the backend"
 """How the reason begins where dynamo does not take the program as it is written."""
@@ -311,12 +312,13 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
 def gradients_of(
     outputs: Any, sources: dict[str, Any], before_backward: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run
-    draws."""
+    """Gradients of ``sources``, for cotangents that are the same in each run, whatever it draws."""
     roots = [(index, root) for index, root in enumerate(tensors_in(outputs)) if root.requires_grad]
     if not (roots and sources):
         return {}
+    is_half = torch.float16 in {*autocast_dtypes(), *(x.dtype for x in tensors_in(outputs))}
     many = max([1, *(root.numel() for _, root in roots if root.layout is not torch.jagged)])
+    many = min(many, MOST_IN_HALF if is_half else MOST_TIMES)
     cotangents = [cotangent_for(root, index, many) for index, root in roots]
     before_backward()
     with without_autocast():
@@ -337,7 +339,7 @@ def cotangent_for(root: torch.Tensor, index: int, many: int = 1) -> torch.Tensor
     shape = (*root.shape, 2) if root.is_complex() else root.shape
     sizes = torch.randint(1, 64, shape, generator=random, device="cpu")
     signs = torch.randint(2, shape, generator=random, device="cpu") * 2 - 1
-    scale = min(2 ** (many.bit_length() - 1), MOST_TIMES) if root.dim() == 0 else 1
+    scale = 2 ** (many.bit_length() - 1) if root.dim() == 0 else 1
     values = (sizes * signs).to(torch.float32) / 16 * scale
     values = torch.view_as_complex(values) if root.is_complex() else values
     return values.to(root.device, root.dtype)

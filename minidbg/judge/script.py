@@ -124,11 +124,10 @@ def outcome_of_script(script: ExecutedScript, say: Callable[[str], object]) -> O
 
 
 def main(script: ExecutedScript, say: Callable[[str], object], *, one_op: bool = False) -> int:
-    """Judge ``script``, or its backend, and ``say`` the outcome; the exit status. A script's own
-    fault is ``invalid``."""
+    """Judge ``script``, or its backend, ``say`` the outcome; the exit status."""
     try:
         outcome = judged_on_one_op(script) if one_op else outcome_of_script(script, say)
-    except Exception as error:  # noqa: BLE001 - else Python exits with 1, which means "reproduces"
+    except Exception as error:  # noqa: BLE001 - its own; Python's status, 1, means "reproduces"
         traceback.print_exc()
         outcome = Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
     say(json.dumps(outcome.to_json(), default=str))

@@ -59,7 +59,8 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # an op of the program's own may draw without saying so
         self.may_draw |= draws or func.namespace not in TAGGED
         moves = "copy" in name or any(result.alias_info for result in func._schema.returns)
-        self.mixes |= not (moves or torch.Tag.pointwise in func.tags)
+        is_each = name.startswith("foreach_") and name not in ("foreach_norm", "foreach_max")
+        self.mixes |= not (moves or is_each or torch.Tag.pointwise in func.tags)
         if isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()):
             self.coarsest = max(self.coarsest, torch.finfo(last.dtype).eps)
         return result

@@ -89,7 +89,9 @@ class Table:
         if not asked:
             return
         graph_module = returning(self.case.graph_module, asked)
-        graph_module.graph.eliminate_dead_code(has_effect)
+        graph_module.graph.eliminate_dead_code(
+            lambda node: not is_call(node) or writes(node) or mode_of(node) is not ModeChange.NONE
+        )
         graph_module.recompile()
         outcome, comparison = self.compared(self.case.with_graph(graph_module, self.case.inputs))
         if comparison is None:
@@ -228,10 +230,6 @@ class Places:
 
 def writes(node: fx.Node) -> bool:
     return next(written_arguments(node), None) is not None
-
-
-def has_effect(node: fx.Node) -> bool:
-    return not is_call(node) or writes(node) or mode_of(node) is not ModeChange.NONE
 
 
 def recording_of(case: Case) -> Recording:

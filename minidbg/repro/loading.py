@@ -39,8 +39,7 @@ _module_numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def stored_tensors(path: Path) -> Iterator[None]:
-    """A block that reads them. Raises UnreadableRepro, naming their file, where they are
-    damaged."""
+    """A block that reads them. Raises UnreadableRepro, naming their file, if damaged."""
     beside = tensors_of(path)
     try:
         with contextlib.suppress(FileNotFoundError), open_regular(beside):

@@ -30,7 +30,7 @@ from minidbg.fx.effects import tensors_in
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.judge import signature as signatures
 from minidbg.judge.differences import FACTOR, TOLERANCES
-from minidbg.judge.run import MOST_TIMES
+from minidbg.judge.run import MOST_IN_HALF, MOST_TIMES
 from minidbg.torch_internals.devices import has_wait
 
 PATTERN_WIDTH = 90
@@ -78,7 +78,12 @@ class ScriptJudge:
         self.has_loops = any(f".higher_order.{loop}," in model for loop in torch_internals.LOOPS)
         is_dynamic = self.spec.dynamic if self.is_aten else any(self.spec.dynamic_dims)
         ends = case.graph_module.graph.find_nodes(op="output")
-        self.most_times = MOST_TIMES if any(len(node.all_input_nodes) > 1 for node in ends) else 0
+        dtypes = {value.dtype for value in tensors_in(case.inputs)}
+        text = model + str(self.spec.context.autocast)
+        is_half = torch.float16 in dtypes or "torch.float16" in text
+        most_times = MOST_IN_HALF if is_half else MOST_TIMES
+        has_several = any(len(node.all_input_nodes) > 1 for node in ends)
+        self.most_times = f"2**{most_times.bit_length() - 1}" if has_several else ""
         self.has_symbols = bool(is_dynamic) and any(type(value) is int for value in case.inputs)
         """Whether plain integers among the inputs become symbols, as AOTAutograd makes them."""
         self.modes, self.statements = modes_of(self.spec.context)

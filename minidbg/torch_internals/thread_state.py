@@ -125,6 +125,12 @@ SAVERS = (function_modes, dispatch_modes, functorch_levels, dual_level, autocast
 """In the order in which they are put back; what closes a level may set others."""
 
 
+def autocast_dtypes() -> set[torch.dtype]:
+    """What autocast computes in, on the kinds of device where it is on."""
+    kinds = filter(torch.is_autocast_enabled, AUTOCAST_DEVICES)
+    return {torch.get_autocast_dtype(kind) for kind in kinds}
+
+
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
     """A block with autocast off: a program runs its backward outside the block its call was in."""

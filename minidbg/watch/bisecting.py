@@ -134,8 +134,7 @@ def bisect_revisions(
 
 @contextlib.contextmanager
 def worktree(repository: Path, commit: str) -> Iterator[Path]:
-    """A temporary checkout, gone afterwards, bisection and all; those of killed searches go
-    first."""
+    """A temporary checkout, gone at the end, bisection and all; those of killed ones go first."""
     folder = leftovers.make_temporary_folder("bisect")
     tree = folder / repository.name
     try:

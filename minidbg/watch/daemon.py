@@ -330,8 +330,7 @@ class Daemon:
         self.publish(sweep, sweep.saw_canary(run, seen.verdict))
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
-        """Decisions are stored and then told: when we are killed in between, rather twice than
-        never."""
+        """Decisions are stored, then told: if we are killed in between, rather twice than never."""
         for one in found:
             if isinstance(one, events.Unconfirmed):
                 self.announce(one)

@@ -74,8 +74,7 @@ class WatchSettings:
 
 
 def load_watch_settings(arguments: Mapping[str, Any]) -> WatchSettings:
-    """Of the nearest pyproject.toml, overridden by the arguments that are given. Raises
-    BadSetting."""
+    """Of the nearest pyproject.toml, overridden by arguments that are given. Raises BadSetting."""
     project, table = base.project_table(Path.cwd())
     values = {name: value for name, (value, _) in load_watch_with_origins(arguments).items()}
     return WatchSettings(**values, folder=project.parent if table.get("watch") else Path.cwd())

@@ -42,8 +42,7 @@ WRITES: list[type[fs.FileSystemEvent]] = [
 
 
 class FileEvents(fs.FileSystemEventHandler):
-    """Calls ``changed``, in a thread of watchdog's, once it is quiet after something was
-    written."""
+    """Calls ``changed``, in a thread of watchdog's, once it is quiet after a write."""
 
     def __init__(self, changed: Callable[[], None], *, before_build: bool = False) -> None:
         quiet_s = QUIET_BEFORE_BUILD_S if before_build else QUIET_S

@@ -254,9 +254,7 @@ class GraphState:
         # a copy that cannot be made keeps nobody from his own call
         with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
             # as before the backend has compiled
-            own = list(args)
-            for written, copied in self.written:
-                own = [copied if arg is written else arg for arg in own]
+            own = [next((copy for old, copy in self.written if old is arg), arg) for arg in args]
             with torch_internals.outside_tracing():
                 copies = snapshot_of(self.untouched, own, self.mutated, settings.golden)
             ref, judge, golden = BackendRef(link.name, "..."), settings.judge, settings.golden

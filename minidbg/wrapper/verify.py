@@ -191,7 +191,7 @@ class Verification:
         return None
 
     def leave_out(self, runs: Comparison, difference: Difference | None) -> None:
-        """Tell of what is not judged. Raises CannotCompare where that is all and nothing differs."""
+        """Tell what is not judged. Raises CannotCompare where that is all and nothing differs."""
         for note in runs.notes():
             self.facts.leave_out(note)
         results = {at for at, leaf in runs.expected.items() if leaf.role != "input"}

@@ -90,15 +90,21 @@ class CallSnapshot:
                     memory_of(value).copy_(memory_of(copied))
 
     def changed_unseen(self, args: Sequence[Any]) -> Iterator[int]:
-        """The inputs that eager leaves as they are and the call has not, where no leaf shows it."""
+        """The inputs that eager leaves as they are and the call has not, where no leaf shows it;
+        and those in whose memory the call has written beside what eager may write to."""
         yield from (index for index, bits in self.sums if sum_of_bits(args[index]) != bits)
-        plain = (i for i in self.copied - self.written if has_plain_memory(args[i]))
-        for index in {storage_key(args[i]): i for i in plain}.values():  # each memory once
+        plain = [i for i in self.copied if has_plain_memory(args[i])]
+        for key, index in {storage_key(args[i]): i for i in plain}.items():  # each memory once
             value = args[index]
             whole, before = map(copying.whole_memory, (value, self.inputs[index]))
             is_part = len(whole) == len(before) > value.numel() * value.itemsize
-            if is_part and not torch.equal(whole, before):  # beside the view, which is a leaf
-                yield index
+            if is_part and not torch.equal(whole, before):
+                beside = whole != before
+                for i in plain:  # each of which is a leaf
+                    if storage_key(args[i]) == key:
+                        copying.bytes_in(beside, args[i]).fill_(False)
+                if beside.any():
+                    yield index
 
     def changed_since(self, values: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Those of the inputs, as they are now, that something has written to; each with its copy,
