@@ -71,7 +71,7 @@ def wrong_elements(
             own.add(a, e, r, rest)
         if not (_has_floats(expected) and 2 * own.whole > usual * math.sqrt(expected.numel())):
             break
-    is_updated = relative <= STEPS * own.eps and own.whole <= STEPS * own.eps * own.size
+    is_updated = relative <= STEPS * own.eps and own.whole <= ROUNDINGS * own.eps * own.size
     if reference is not None and (own.is_of_roundings or is_updated):
         near = min(near[0], ROUNDINGS * own.eps), near[1]
     factor = FACTOR if expected.numel() > TINY else FACTOR_TINY

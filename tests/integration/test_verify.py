@@ -95,6 +95,8 @@ def test_wrong_results_are_raised_with_where_and_how_much(wrong: Any, answers: A
 
 def test_writes_are_seen_also_where_no_copy_is_compared_and_outputs_that_nobody_takes_are_not() -> None:
     mismatch(lambda x: x * 2, GRID.clone()[:, :6], backend=planted.writes_beside)
+    mismatch(lambda x: x.mul_(2), GRID.clone()[:, :6], backend=planted.writes_beside)
+    mismatch(lambda x: x[1:].clone(), GRID.clone()[:, :6], backend=planted.copies_nothing)
     mismatch(lambda x: x[:10] * 2, torch.randn(17 << 20), backend=planted.sorts_its_input)
     mismatch(torch.exp, GRID.clone().requires_grad_(), backend=planted.backward_in_its_output)
     call(lambda x: x * 2, GRID.clone().requires_grad_(), backend=planted.gives_more)

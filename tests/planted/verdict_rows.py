@@ -1880,3 +1880,71 @@ wrong(
     lambda: (r(64, 33),),
     output(times(2.0)),
 )
+
+# ---- 11: what a usual tolerance hides: small steps of an update, float32 in float64, a loss beside many numbers
+
+
+def many_tokens() -> tuple[Any, ...]:
+    return r(1024, 32, dtype=bf16), trained(r(32, 512, dtype=bf16, size=0.2)), torch.randint(512, (1024,))
+
+
+def step_with_decay(p: Tensor, g: Tensor) -> Tensor:
+    p.mul_(1 - 1e-5)
+    p.add_(g.sign(), alpha=-1e-3)
+    return g * 2
+
+
+def step_without_decay(run: Run, names: list[str], args: list[Any]) -> Any:
+    p, g = (args[place_of(index, names)] for index in (0, 1))
+    p.add_(g.sign(), alpha=-1e-3)
+    return (g * 2,)
+
+
+class TrainedNorm(nn.Sequential):
+    def __init__(self) -> None:
+        convs = (nn.Conv2d(inner, 16, 3, padding=1) for inner in (3, 16))
+        super().__init__(*(layer for conv in convs for layer in (conv, nn.BatchNorm2d(16), nn.ReLU())))
+
+
+wrong(
+    "11.1",
+    "the gradient of a loss beside half a million logits",
+    language_model,
+    many_tokens,
+    cotangent(lambda grad: grad * 0),
+)
+wrong(
+    "11.5",
+    "an optimizer's step without its weight decay",
+    step_with_decay,
+    lambda: (r(64, 64), r(64, 64)),
+    step_without_decay,
+)
+for name, program in {
+    "seconds of today": lambda x: x + 0.5,
+    "a product and a sum": lambda x: x * 1.1 + 1,
+}.items():
+    wrong(
+        "11.6",
+        f"{name}, one op in float32",
+        program,
+        lambda: (torch.linspace(1.7e9, 1.7e9 + 1e5, 1000, dtype=f64),),
+        instead(lambda x, program=program: (program(x.float()).double(),)),
+    )
+for size in (20, 54, 64):
+    healthy(
+        "11.8",
+        f"pixels of {size} lines, of 32",
+        lambda x, size=size: F.interpolate(x, (size, size), mode="bilinear"),
+        lambda: (torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8),),
+        "aot_eager_decomp_partition",
+    )
+for dtype in (bf16, f16):
+    healthy(
+        "11.9",
+        f"between two numbers that cancel, {dtype}",
+        lambda m, g: m.lerp(g, 0.1),
+        lambda dtype=dtype: (r(2000, size=0.1, dtype=dtype), r(2000, dtype=dtype)),
+        "aot_eager_decomp_partition",
+    )
+healthy("11.5", "statistics of a batch", partial(TrainedNorm), lambda: (r(8, 3, 24, 24) + 3,), "inductor")

@@ -269,6 +269,11 @@ def writes_beside(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -
     return run
 
 
+def copies_nothing(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Takes a copy of what nobody writes to for superfluous."""
+    return lambda value: (value[1:],)
+
+
 def writes_while_it_compiles(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Scales what it is given, as one that folds a factor into weights does, and computes with that."""
     with torch.no_grad():
