@@ -7,7 +7,7 @@ where the one before has not explained the difference:
 
 1. What differs from eager by no more than ``torch.testing.assert_close`` allows is right. The
    absolute tolerance there is for values of size 1: it shrinks with the largest value of the leaf.
-   What other leaves hold says nothing.
+   Small steps count (``STEPS``) of what is written where nothing adds up.
 2. ``Tag.FLOAT64``: the program in float64. Eager's distance from it is eager's own error, and the
    compiled result may be ten times as far at one element, and three times in the root mean
    square (ten times, of a few elements). An element whose own error is a thousand times smaller

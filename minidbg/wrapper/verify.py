@@ -142,8 +142,7 @@ class Verification:
         inside, facts = self.before, self.facts
         with fence("verification_failed", lambda trouble: facts.not_verified(reason_of(trouble))):
             with alone(), handle.handling(args), quiet():
-                # the run for the gradients left the generators as the program's own did
-                drew_alike = same_states(self.after_forward, generator_states(args))
+                drawn = generator_states(args)
                 wants = self.gradients is not None or self.backward_error is not None
                 try:
                     expected = inside.eager(backward=wants, may_refuse=True)
@@ -173,7 +172,9 @@ class Verification:
                     spoiled = changed_unseen(self.spoiled, " by its backward")
                     failure = self.mismatch(spoiled, direction=Direction.BACKWARD)
                 elif may_draw(inside.graph) and not same_states(inside.generators, states):
-                    failure = self.compare_drawn(actual, expected, drew_alike)
+                    as_eager = same_states(drawn, states)
+                    drew_alike = same_states(self.after_forward, drawn)
+                    failure = self.compare_drawn(actual, expected, drew_alike, as_eager)
                 else:
                     runs = comparison_of(actual, expected, inside.eager, self.spec)
                     self.leave_out(runs, difference := runs.difference())
@@ -201,18 +202,18 @@ class Verification:
     # ---- random numbers
 
     def compare_drawn(
-        self, actual: dict[str, Any], expected: dict[str, Any], drew_alike: bool
+        self, actual: dict[str, Any], expected: dict[str, Any], drew_alike: bool, as_eager: bool
     ) -> Failure | None:
         """Compare where eager drew random numbers, as a backend may from a stream of its own:
-        with the same, with those that it draws, or compiled once more with eager's as inputs."""
+        with the same, with those that it draws, or compiled once more with eager's as inputs.
+        The program's call may have left the generators as the gradients' did, and as eager."""
         inside = self.before
         beside = partial(comparison_of, actual, expected, inside.eager, self.spec)
         if (own := beside(()).difference()) is None:
             return None
         if is_never_excused(own):
             return self.mismatch(own)
-        # equal outputs tell of equal numbers, unless another thread drew while the gradients
-        # were made, or a checkpoint draws again
+        # equal outputs tell of equal numbers, but where another thread or a checkpoint has drawn
         drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)
         if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
             return self.mismatch(beside((Tag.NOISE,)).difference(), (DRAWN_ANEW,))
@@ -233,7 +234,8 @@ class Verification:
                 return None
             if drew_alike and is_backward(found) and not (is_backward(own) or fed.cut):
                 return self.mismatch(found, (DRAWN_ANEW,))
-        for name in (*fed.switched_off, *fed.left):
+        # a kernel of the backend's that draws is not in the graph that is compiled once more
+        for name in (*fed.switched_off, *fed.left, *(fed.fed if as_eager else ())):
             self.facts.leave_out(f"what {name} draws is not judged")
         for name in fed.cut if self.gradients else ():
             note = f"the gradient of {name} is not judged, which draws random numbers"
