@@ -160,8 +160,7 @@ class InputsText:
     def base(
         self, name: str, value: Tensor, size: tuple[int, ...], layout: StridedLayout, *, is_exact: bool
     ) -> str:
-        """An expression of the base ``[*size]`` of ``value``; ``name`` where it had to be written
-        before."""
+        """An expression of the base ``[*size]`` of ``value``; ``name`` where that was written."""
         # the first device of a kind goes by the kind's name, as in hand-written code
         device = "device" if device_name(value) == self.device else quoted(device_name(value))
         place = f", device={device}" if self.device else ""
@@ -210,8 +209,7 @@ def write_inputs(
     raw: bool = False,
 ) -> InputsText:
     """The text of ``values``, which are only read; ``explicit`` writes float32 out, for scripts
-    with another default dtype. Raises CannotWrite, naming the input that has no form in a
-    script."""
+    with another default dtype. Raises CannotWrite, naming the input that has no such form."""
     # A torch warning about a dtype that the user's filters raise would take the failure's place.
     with torch.no_grad(), torch_internals.without_modes(), torch_internals.without_warnings():
         hints = [torch_internals.hint(value) for value in values]

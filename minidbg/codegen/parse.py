@@ -31,8 +31,7 @@ Operation = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule | None:
     """The graph module of ``class_source``; None where ``write_module`` writes none like it.
-    ``namespace``: the class and its needs. ``forward`` is only read; an instance gives
-    constants."""
+    ``namespace``: the class and its needs. ``forward`` is only read; an instance has constants."""
     (definition,) = ast.parse(class_source).body
     assert isinstance(definition, ast.ClassDef)
     lines = class_source.split("\n")

@@ -292,8 +292,7 @@ class Search:
 
     def is_valid(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` has anything in it and runs in eager; costs no run. On an
-        accelerator the oracle finds out: an index out of range would leave the device in error for
-        this process."""
+        accelerator the oracle finds out: an index out of range leaves the device in error here."""
         calls, _, outputs, *_ = candidate.size
         if (not calls and not (self.by_predicate and outputs)) or not self.keeps_contracts(candidate):
             return False

@@ -246,8 +246,7 @@ class ScriptJudge:
         return f're.sub(r"{signatures.CONTROL_SEQUENCE}", "", {text})  # without colours'
 
     def searched(self) -> str:
-        """Where the pattern is searched; with single spaces, but for a pattern that the user has
-        given."""
+        """Where the pattern is searched; with single spaces, but for a pattern of the user's."""
         is_own = self.leaf or self.kind.traits.dies or self.is_about_guards or self.spec.match
         return "_said" if is_own else '" ".join(_said.split())'
 

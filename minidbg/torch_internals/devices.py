@@ -49,8 +49,7 @@ def devices_of(values: Iterable[Any]) -> list[torch.device]:
 
 
 def place_of(values: Iterable[Any]) -> str:
-    """The accelerator that holds ``values``, the first of several, or is to where they are run;
-    else ``cpu``."""
+    """The accelerator that holds ``values``, the first of several, or runs them; else ``cpu``."""
     return next(map(str, devices_of(values)), KEPT_ON_CPU.get() or "cpu")
 
 

@@ -60,8 +60,7 @@ def bisect_revisions(
 ) -> Culprit:
     """Find the commit between two revisions of the backend's repository where repro ``path``
     flipped. ``build`` runs in ``build_folder``, in the worktree the same place below its root;
-    ``options``, a Python dict as text, are added to the repro's. Raises MinidbgError, saying what
-    to do."""
+    ``options``, a Python dict as text, are added to the repro's. Raises MinidbgError."""
     repro = read_repro(path, str(path))
     if repro is None or repro.damage:
         raise MinidbgError(f"{path}: {repro.damage if repro else 'has gone'}")

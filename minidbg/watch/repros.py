@@ -66,8 +66,7 @@ class Repro:
 
     @property
     def backend_modules(self) -> tuple[str, ...]:
-        """Top-level modules with the backend's code: of the header, and what the script imports for
-        it."""
+        """Top-level modules with the backend's code: the header's, and those its script imports."""
         return tuple(dict.fromkeys([*self.spec.backend.modules, *imported_in(self.backend_source)]))
 
     @property
@@ -187,8 +186,7 @@ def imported_in(source: str) -> tuple[str, ...]:
 
 
 def home_of(paths: Sequence[Path]) -> Path:
-    """The first one's folder, whose ``.minidbg`` holds the history. Raises MinidbgError for a
-    typo."""
+    """The first one's folder, whose ``.minidbg`` has the history. Raises MinidbgError."""
     for path in paths:
         if not path.exists():
             raise MinidbgError(f"{path}: no such file or folder; give repro scripts or folders of them")

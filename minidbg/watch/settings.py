@@ -177,8 +177,7 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
 
 
 def chosen_devices(own: str, wanted: Sequence[str] | None, here: Devices) -> tuple[str, ...]:
-    """Those wanted, else the repro's ``own``, on each other machine too; missing ones are among
-    them."""
+    """Those wanted, else the repro's ``own``, on other machines too; also missing ones."""
     names = [name for name in here.environments if name.endswith(f"/{own}")] or [own]
     if wanted is not None:
         names = [name for one in wanted for name in (here.present() if one == "all" else (one,))]

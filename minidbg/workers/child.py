@@ -225,8 +225,7 @@ def run_python(
 ) -> Ended:
     """Run ``python *argv`` for at most ``seconds``; it ends with all that it started. ``env``
     overrides variables; None unsets one. ``memory_bytes`` is what it and all that it starts may
-    hold. ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be
-    made."""
+    hold. ``argv`` may begin with this interpreter's own path. Raises OSError."""
     arguments = [os.fspath(part) for part in argv]
     arguments = arguments[1:] if arguments[:1] == [sys.executable] else arguments
     began = time.monotonic()
