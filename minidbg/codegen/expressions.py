@@ -56,8 +56,7 @@ def rounded(value: float) -> str:
 
 
 def tensor_literal(items: Any, dtype: torch.dtype, margin: str = "") -> str:
-    """Nested lists, or a number, from which ``torch.tensor`` makes what gave ``items`` by
-    ``tolist``."""
+    """Nested lists, or a number, of which ``torch.tensor`` makes what ``items`` is the list of."""
     if not isinstance(items, list):
         return number_text(items, dtype)
     inner = margin + "    "

@@ -42,8 +42,7 @@ class StridedLayout:
 
 
 def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
-    """With the numbers that symbolic sizes stand for, in a storage that begins ``moved_bytes``
-    later."""
+    """With the numbers of symbolic sizes, in a storage that begins ``moved_bytes`` later."""
     numbers = ([int(hint(number)) for number in many] for many in (value.shape, value.stride()))
     shape, stride = map(tuple, numbers)
     offset = int(hint(value.storage_offset())) - moved_bytes // value.dtype.itemsize

@@ -77,8 +77,7 @@ def margin_for(figures: Mapping[str, Any]) -> float:
 
 
 def is_never_excused(difference: Difference) -> bool:
-    """Whether chance and rounding cannot explain it: they change values and sizes, but no dtype and
-    no number of dimensions."""
+    """Whether chance and rounding cannot explain it: they change no dtype, rank or device."""
     if difference["category"] == "shape":
         got, wanted = difference["actual"], difference["expected"]
         return (got.count(","), got == "[]") != (wanted.count(","), wanted == "[]")
@@ -195,7 +194,7 @@ class Comparison:
             return 0.0, 0.0, 0.0
         info = torch.finfo(dtype)
         eps = min(info.eps, 0.25)  # of powers of two alone (float8_e8m0fnu) no step is a rounding
-        one_step = (eps, eps * info.tiny, eps)  # float8 has no entry
+        one_step = (0.0, eps * info.tiny, eps)  # of float8, but not at each element
         relative, absolute, rounding = TOLERANCES.get(getattr(torch, info.dtype), one_step)
         if own := self.tolerances.get(_short_name(dtype), self.tolerances.get("any")):
             return *own, own[0]
@@ -210,6 +209,8 @@ class Comparison:
             role = given.role if given else ""
             return _difference(where, role, "structure", f"{where} is not given by {who}")
         role, a, e = expected.role, actual.value, expected.value
+        if role == "gradient" and e is None and _are_plain(a, a) and a.any():
+            return _difference(where, role, "float", f"{where} is not zero, eager has none")
         if role == "gradient" and (a is None) != (e is None):  # no gradient means a zero one
             a = torch.zeros_like(e) if a is None else a
             e = torch.zeros_like(a) if e is None else e
@@ -246,7 +247,6 @@ class Comparison:
         def is_near() -> bool:
             if self.judge is not None:
                 return self.judge.accepts(metrics_of(a, e))
-            # which may be another one after eager's second run
             return are_close(a, e, *(self.margin * allowed for allowed in self.tolerance(leaf)[:2]))
 
         if is_near() or not self.is_steady(where) or is_near():

@@ -62,8 +62,7 @@ class Sensitivity:
     """What torch does not define, in words."""
 
     def decided_from(self, dtype: torch.dtype) -> float:
-        """How far rounding errors alone do not move an element: by more than that, in units of it,
-        it was decided by them."""
+        """By how much, in units of it, an element is moved only where rounding has decided it."""
         own = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
         return math.sqrt(STEPS_THAT_DECIDE * max(own, self.coarsest))
 

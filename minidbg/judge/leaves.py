@@ -80,8 +80,7 @@ def _leaf(role: str, value: Any) -> Leaf:
 
 
 def _are_plain(a: Any, e: Any) -> bool:
-    """Whether both are dense tensors with values, of one shape. Lazily conjugated and negated ones
-    are: arithmetic reads them."""
+    """Whether both are dense tensors with values, of one shape; also lazily conjugated ones."""
     dense = all(type(x) is torch.Tensor and x.layout is torch.strided for x in (a, e))
     if not dense or any(x.is_quantized or x.is_nested or is_wrapped(x) for x in (a, e)):
         return False

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from minidbg.fx.copying import clone_values
 from minidbg.judge.undefined import PerturbedEager, within
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.operators import MULTIPLYING, SUMMING, run_in_parts
+from minidbg.torch_internals.operators import EXACT, IN_PARTS, MULTIPLYING, ROUNDING, SUMMING, run_in_parts
 from minidbg.torch_internals.tensors import has_plain_memory, in_memory
 
 # Methods that name a float dtype by their own name, and what they are called in float64.
@@ -184,12 +184,14 @@ class RoundingNoise(PerturbedEager):
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if not self.has_begun:
             return super().called(func, name, args, kwargs)
-        if (made := run_in_parts(self, func, args, kwargs)) is not NotImplemented:
+        has_parts = name == "euclidean_dist" or name.startswith("foreach_")
+        made = run_in_parts(self, func, args, kwargs, explicit=has_parts)
+        if made is not NotImplemented:
             return made
-        if name == "lerp" and "out" not in kwargs:  # one kernel in eager, three ops elsewhere
+        if name in IN_PARTS and "out" not in kwargs and (kwargs or len(args) > 2):
             with self:
-                between = args[0] + args[2] * (args[1] - args[0])
-            return args[0].copy_(between) if func._schema.is_mutable else between
+                parts = IN_PARTS[name](*args, **kwargs)
+            return args[0].copy_(parts) if func._schema.is_mutable else parts
         if name == "upsample_bilinear2d" and args[0].dtype is torch.uint8:  # in fixed point
             wide = func(args[0].double(), *args[1:], **kwargs)
             ties = (torch.rand(wide.shape, generator=self.generator) - 0.5) / 50
@@ -283,32 +285,13 @@ LAST_BITS = {
 }
 """The integer in which last bits are seen, and by how many of them a rounded value may be off."""
 
-ROUNDING = """
-acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu hypot log log10
-log1p log2 log_softmax logaddexp logaddexp2 logsumexp pow rsqrt sigmoid silu sin sinh softmax
-softplus tan tanh
-"""
-"""Ops that every library rounds in its own way."""
-EXACT = """
-abs amax amin aminmax cat ceil clamp clamp_max clamp_min clone constant_pad_nd copysign cummax
-cummin diag_embed embedding fill flip floor fmax fmin full full_like gather hardtanh index
-index_copy index_fill index_select kthvalue lift_fresh masked_fill masked_scatter masked_select max
-max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode nan_to_num nanmedian
-neg ones ones_like reflection_pad1d reflection_pad2d reflection_pad3d relu repeat replication_pad1d
-replication_pad2d replication_pad3d roll round select_backward select_scatter slice_backward
-slice_scatter sgn sign sort stack take threshold threshold_backward topk tril triu trunc
-unsafe_index where zero zeros zeros_like
-arange rename requires_grad resize set
-"""
-"""Ops that move values, choose among them or round to integers: no backend has other last bits."""
 OF_EXTREMES = ("amax", "amin", math.inf, -math.inf)
 """Arguments by which an op chooses: the ``reduce`` of a scatter, the order of a norm."""
 CASTS_OF_ATEN = ("to_copy", "copy", "convert_element_type")
 
 
 def has_few_bits(argument: Any) -> bool:
-    """Whether the numbers in an argument use at most half of the mantissa, so that products and
-    short sums of them are exact."""
+    """Whether numbers use at most half of the mantissa: products and short sums are exact."""
     if isinstance(argument, float):
         argument = torch.tensor(argument)
     plain = in_memory(argument) if isinstance(argument, torch.Tensor) else None

@@ -9,7 +9,7 @@ import torch
 
 from minidbg.judge.differences import are_close
 from minidbg.torch_internals.operators import run_in_parts
-from minidbg.torch_internals.tensors import TorchDispatchMode
+from minidbg.torch_internals.tensors import TorchDispatchMode, in_memory
 
 # What a subclass answers itself, where it does; most are no ops that the dispatcher knows, and an
 # error in one ends the process.
@@ -53,12 +53,15 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__.strip("_")
         if name in METADATA.split():
             return NotImplemented
+        aliases = any(result.alias_info for result in func._schema.returns)
+        if not aliases:  # in here arithmetic takes a lazy conjugate for a plain tensor
+            args = tuple(x if (plain := in_memory(x)) is None else plain for x in args)
         result = self.called(func, name, args, kwargs)
         last = result[-1] if isinstance(result, (tuple, list)) and result else result
         draws = torch.Tag.nondeterministic_seeded in func.tags
         # an op of the program's own may draw without saying so
         self.may_draw |= draws or func.namespace not in TAGGED
-        moves = "copy" in name or any(result.alias_info for result in func._schema.returns)
+        moves = "copy" in name or aliases
         is_each = name.startswith("foreach_") and name not in ("foreach_norm", "foreach_max")
         self.mixes |= not (moves or is_each or torch.Tag.pointwise in func.tags)
         if isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()):

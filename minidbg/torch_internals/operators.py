@@ -42,9 +42,36 @@ native_batch_norm_legit_no_training native_layer_norm native_group_norm native_b
 batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_layer_norm_backward
 native_group_norm_backward softmax_backward_data log_softmax_backward_data embedding_dense_backward
 fft_c2c fft_r2c fft_c2r avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d cdist_forward
-dist
+dist trace
 """
 """ATen's ops that add terms, by name: those of products, and the others."""
+ROUNDING = """
+acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu hypot log log10
+log1p log2 log_softmax logaddexp logaddexp2 logsumexp pow rsqrt sigmoid silu sin sinh softmax
+softplus tan tanh
+"""
+"""Ops that every library rounds in its own way."""
+EXACT = """
+abs amax amin aminmax cat ceil clamp clamp_max clamp_min clone constant_pad_nd copysign cummax
+cummin diag_embed embedding fill flip floor fmax fmin full full_like gather hardtanh index
+index_copy index_fill index_select kthvalue lift_fresh masked_fill masked_scatter masked_select max
+max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode nan_to_num nanmedian
+neg ones ones_like reflection_pad1d reflection_pad2d reflection_pad3d relu repeat replication_pad1d
+replication_pad2d replication_pad3d roll round select_backward select_scatter slice_backward
+slice_scatter sgn sign sort stack take threshold threshold_backward topk tril triu trunc
+unsafe_index where zero zeros zeros_like
+arange rename requires_grad resize set
+"""
+"""Ops that move values, choose among them or round to integers: no backend has other last bits."""
+IN_PARTS: dict[str, Callable[..., Any]] = {
+    "lerp": lambda x, y, weight: x + weight * (y - x),
+    "add": lambda x, y, alpha=1: x + y * alpha,
+    "sub": lambda x, y, alpha=1: x - y * alpha,
+    "rsub": lambda x, y, alpha=1: y - x * alpha,
+    "addcmul": lambda x, y, z, value=1: x + y * z * value,
+    "addcdiv": lambda x, y, z, value=1: x + y / z * value,
+}
+"""Ops that are one kernel in eager, which may round once, and several elsewhere."""
 
 
 @private
@@ -83,14 +110,16 @@ def tags_of_operators(name: str) -> set[torch.Tag] | None:
     return {tag for overload in overloads for tag in overload.tags} if overloads else None
 
 
-@private_or(lambda mode, func, args, kwargs: NotImplemented)
-def run_in_parts(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+@private_or(lambda mode, func, args, kwargs, **_: NotImplemented)
+def run_in_parts(mode: Any, func: Any, args: Any, kwargs: Any, *, explicit: bool = False) -> Any:
     """The result of an operator eager makes of others (seen in inference mode), each of them by
     ``mode``; NotImplemented where it has its own kernel. Called whole in a mode's handler, they
     know no autocast, and take a conjugate tensor for a plain one. ``func.decompose()`` prefers
-    torch's Python decomposition, which compilers use: its bugs are theirs."""
+    torch's Python decomposition, which compilers use: its bugs are theirs. ``explicit``: one with
+    a kernel of its own, which is made of others too."""
     keys, has_kernel = torch._C.DispatchKey, torch._C._dispatch_has_kernel_for_dispatch_key
-    whole, views = keys.CompositeImplicitAutograd, torch._C.DispatchKeySet(keys.ADInplaceOrView)
+    whole = keys.CompositeExplicitAutograd if explicit else keys.CompositeImplicitAutograd
+    views = torch._C.DispatchKeySet(keys.ADInplaceOrView)
     if not isinstance(func, OpOverload) or not has_kernel(func._name, whole):
         return NotImplemented
     with mode, enable_reentrant_dispatch(), torch._C._ExcludeDispatchKeyGuard(views):

@@ -80,8 +80,7 @@ def list_text(rows: Sequence[Json]) -> str:
 
 
 def history_of(path: Path, limit: int) -> tuple[list[Flipped], list[Observation]]:
-    """What has flipped in a folder, or of a repro, and then its runs too; the newest first. Raises
-    MinidbgError."""
+    """The flips in a folder, or of a repro, then its runs; newest first. Raises MinidbgError."""
     home = home_of([path])
     name = None if path.is_dir() else repro_name(path, home)
     with history_in(home) as found:

@@ -1948,3 +1948,51 @@ for dtype in (bf16, f16):
         "aot_eager_decomp_partition",
     )
 healthy("11.5", "statistics of a batch", partial(TrainedNorm), lambda: (r(8, 3, 24, 24) + 3,), "inductor")
+
+# ---- 12: lazy conjugates, a gradient that is none, steps of float8; what one kernel rounds once
+
+
+def background_less(a: Tensor, b: Tensor) -> Tensor:
+    return a.sub_(b, alpha=0.9).sum()
+
+
+wrong(
+    "12.1",
+    "a conjugate lost in a product",
+    lambda z, w: z.mH @ w,
+    lambda: (r(32, 32, dtype=c64), r(32, 32, dtype=c64)),
+    instead(lambda z, w: (z.mT @ w,)),
+)
+wrong(
+    "12.2",
+    "a mean's gradient for what is detached",
+    lambda z, q: F.mse_loss(z, q.detach()),
+    lambda: (trained(r(1024, 1024)), trained(r(1024, 1024))),
+    instead(lambda z, q: (F.mse_loss(z, q),)),
+)
+for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    wrong(
+        "12.3",
+        f"a scale of {dtype} off by 6 %",
+        lambda x, dtype=dtype: x.to(dtype),
+        lambda: (r(64, 64),),
+        instead(lambda x, dtype=dtype: ((x * 1.06).to(dtype),)),
+    )
+for dtype in (f32, f64):
+    for name, cancels_by_kernels in {
+        "distances of points from themselves": lambda x, y: torch.cdist(x, x).topk(5, largest=False)[0],
+        "a background less its share": background_less,
+        "a square less itself": lambda x, y: torch.addcmul(
+            torch.ones_like(x), 1 + x / 1e3, 1 - x / 1e3, value=-1
+        ),
+        "a trace that cancels": lambda x, y: (
+            torch.trace(x.mT @ x - (x.mT @ x).diag().mean() * torch.eye(8, dtype=x.dtype)) * 2
+        ),
+    }.items():
+        healthy(
+            "12.4",
+            f"{name}, {dtype}",
+            cancels_by_kernels,
+            lambda dtype=dtype: (r(80, 8, dtype=dtype) * 100, r(80, 8, dtype=dtype) * 100),
+            "inductor",
+        )
