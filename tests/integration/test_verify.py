@@ -100,6 +100,7 @@ def test_writes_are_seen_also_where_no_copy_is_compared_and_outputs_that_nobody_
     mismatch(lambda x: x[:10] * 2, torch.randn(17 << 20), backend=planted.sorts_its_input)
     mismatch(torch.exp, GRID.clone().requires_grad_(), backend=planted.backward_in_its_output)
     call(lambda x: x * 2, GRID.clone().requires_grad_(), backend=planted.gives_more)
+    call(lambda x: x.mul_(2)[1:], GRID.clone()[:, :6], backend="aot_eager")
 
 
 def test_the_figures_stand_on_the_exception() -> None:
