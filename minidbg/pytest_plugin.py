@@ -4,11 +4,10 @@ Without either option a repro is a test module of its own, which fails while its
 where the command line names it or its repro folder (``pytest minidbg_repros/``); all else is as
 without this plugin.
 
-A repro whose header says ``expect = "reproduces"`` is a strict expected failure: it stays quiet
-while the failure is there, and fails the day it is fixed, so that somebody writes ``expect =
-"gone"`` and it is a regression test from then on. Each runs in a process of its own, forked where
-possible from an interpreter that has imported torch, and what the header does not expect is run
-again in a fresh one: a crash is a result like any other, also under pytest-xdist.
+A repro whose header says ``expect = "reproduces"`` is a strict expected failure: it fails once it
+is fixed, so that somebody writes ``expect = "gone"`` and it is a regression test from then on. Each
+runs in a process of its own, forked where possible from one that has imported torch, and what the
+header does not expect is run again in a fresh one: a crash is a result, also under pytest-xdist.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ class InputsText:
     device=)``. A value is written in the first of these ways that fits: as the same object as an
     earlier one, as a view of a storage that several share, by the constructor of its subclass (its
     parts first), as a view of a base that is stored, literal or drawn. ``raw``: nobody reads the
-    text, and values that are wanted exactly are stored without being looked at, in their own memory
-    where that is plain.
+    text, and values that are wanted exactly are stored as they are, in their memory if plain.
     """
 
     exactness: Exactness = Exactness.SEEDED

@@ -4,9 +4,8 @@ Which of several forms of a program fails is found by running each once, in a ch
 
 The files of torch's minifier are ``minifier_launcher.py``, ``repro.py`` and ``fx_graph_runnable``.
 Such a file sets options, defines a module and ``load_args``, and ends with a call of ``run_repro``
-of ``torch._dynamo.repro.after_dynamo`` or ``after_aot``. A child executes it as it is, with a
-``run_repro`` that writes what it is called with as captures. The storages that the file names are
-read where they are there, else torch makes values up.
+of ``torch._dynamo.repro.after_dynamo`` or ``after_aot``. A child executes it with a ``run_repro``
+that writes what it gets as captures. Storages that are not there have values that torch makes up.
 """
 
 from __future__ import annotations

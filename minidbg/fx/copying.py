@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.core.errors import MinidbgError
 from minidbg.fx.effects import tensors_in
+from minidbg.torch_internals.tensors import has_plain_memory
 
 
 @contextlib.contextmanager
@@ -161,9 +162,11 @@ def bytes_in(memory: Tensor, value: Tensor) -> Tensor:
 
 def share_memory(x: Tensor, y: Tensor) -> bool | None:
     """Whether two tensors have a byte in common; None where much memory would be needed to tell."""
-    memory = x.untyped_storage()
-    if memory.data_ptr() != y.untyped_storage().data_ptr():
-        return False
+    if not (has_plain_memory(x) and has_plain_memory(y)):
+        return None
+    memory, last = sorted((x.untyped_storage(), y.untyped_storage()), key=lambda each: each.data_ptr())
+    if memory.data_ptr() != last.data_ptr():  # of NumPy's views one may begin inside of the other
+        return False if memory.data_ptr() + memory.nbytes() <= last.data_ptr() else None
     if memory.nbytes() > MOST_MARKED_BYTES:
         return x.data_ptr() == y.data_ptr() or None
     marks = torch.zeros(memory.nbytes(), dtype=torch.bool)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Relative and absolute tolerance against eager (torch.testing.assert_close's), and the relative one
+# Relative and absolute tolerance to eager (assert_close's, but for float64), and the relative one
 # against float64, that of scripts: a float32 sum of 1e7 numbers in another order is off by 2e-5.
 TOLERANCES = {
     torch.float64: (1e-9, 1e-9, 1e-9),  # less than half a step of float32, which is not to pass

@@ -168,7 +168,8 @@ class RoundingNoise(PerturbedEager):
     largest, on which side of a threshold one lies. Zeros and inputs stay exact, what is only moved
     or chosen too (``EXACT``), and so do small integers, except where an op may have rounded to one:
     ``log2`` of 8 is 2.9999998 elsewhere. Sums and products of matrices are as far off as adding
-    terms one by one in float32, or float64, makes them, or more: eager adds in double, or a tree.
+    terms one by one in float32, or float64, makes them, or more; a fused kernel rounds its
+    parts (``IN_PARTS``).
     """
 
     def __init__(self, number: int) -> None:

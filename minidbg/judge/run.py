@@ -75,7 +75,7 @@ class Runnable:
             torch.manual_seed(SEED)
             return change(self.make_model()), change(self.make_inputs())
 
-    def eager(self, change: Change = unchanged, seed: int = SEED, backward: bool = True) -> dict[str, Any]:
+    def eager(self, change: Change = unchanged, seed: int = SEED, backward: int = True) -> dict[str, Any]:
         model, inputs = self.made(change_of_eager(self.spec.golden, change))
         with entered_modes(self.spec.context):
             torch.manual_seed(seed)
@@ -266,23 +266,24 @@ def collect_run(
     model: Any,
     inputs: tuple[Any, ...],
     *,
-    backward: bool,
+    backward: int,
     before_backward: Callable[[], object] = lambda: None,
     may_refuse: bool = False,
 ) -> dict[str, Any]:
     """What a call of ``function``, ``model`` in some form, leaves: outputs, inputs, gradients; None
-    for these where ``may_refuse`` and their backward fails."""
+    for these where ``may_refuse`` and their backward fails. ``backward``: also ``most_times``."""
     sources = gradient_sources(model, inputs) if backward else {}
     outputs = function(*inputs)
     devices.synchronize((*inputs, *tensors_in(outputs)))
     gradients: dict[str, Any] | None = None
+    most = backward if backward > 1 else most_times(outputs)
     try:
-        gradients = gradients_of(outputs, sources, before_backward)
+        gradients = gradients_of(outputs, sources, before_backward, most)
     except (RuntimeError, NotImplementedError):
         if not may_refuse:
             raise
     devices.synchronize((gradients or {}).values())
-    return collected(outputs, model, inputs, gradients)
+    return {**collected(outputs, model, inputs, gradients), "most_times": most}
 
 
 def collected(
@@ -309,16 +310,21 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
     }
 
 
+def most_times(outputs: Any) -> int:
+    """By how much the cotangent of a single number may be larger than others: float16 holds less."""
+    dtypes = {*autocast_dtypes(), *(value.dtype for value in tensors_in(outputs))}
+    return MOST_IN_HALF if torch.float16 in dtypes else MOST_TIMES
+
+
 def gradients_of(
-    outputs: Any, sources: dict[str, Any], before_backward: Callable[[], object] = lambda: None
+    outputs: Any, sources: dict[str, Any], before_backward: Any = lambda: None, most: int = 0
 ) -> dict[str, Any]:
     """Gradients of ``sources``, for cotangents that are the same in each run, whatever it draws."""
     roots = [(index, root) for index, root in enumerate(tensors_in(outputs)) if root.requires_grad]
     if not (roots and sources):
         return {}
-    is_half = torch.float16 in {*autocast_dtypes(), *(x.dtype for x in tensors_in(outputs))}
     many = max([1, *(root.numel() for _, root in roots if root.layout is not torch.jagged)])
-    many = min(many, MOST_IN_HALF if is_half else MOST_TIMES)
+    many = min(many, most or most_times(outputs))
     cotangents = [cotangent_for(root, index, many) for index, root in roots]
     before_backward()
     with without_autocast():

@@ -127,7 +127,7 @@ def main(script: ExecutedScript, say: Callable[[str], object], *, one_op: bool =
     """Judge ``script``, or its backend, ``say`` the outcome; the exit status."""
     try:
         outcome = judged_on_one_op(script) if one_op else outcome_of_script(script, say)
-    except Exception as error:  # noqa: BLE001 - its own; Python's status, 1, means "reproduces"
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1, "reproduces"
         traceback.print_exc()
         outcome = Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
     say(json.dumps(outcome.to_json(), default=str))

@@ -195,9 +195,7 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     torch.compile, the whole is asked, and the other call path tried. One that left its device in
     error is asked first: nobody could see whether eager would have done the same. So is a hang,
     which a busy machine makes of a slow compile: each question about anything smaller would take
-    the whole time limit.
-
-    Raises NotReproduced.
+    the whole time limit. Raises NotReproduced.
     """
     untried_in_eager = case.spec.traits.raises_when_run and STAND_IN_NOTE in case.provenance.notes
     believed = not (untried_in_eager or case.spec.traits.endless) and (

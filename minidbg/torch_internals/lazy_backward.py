@@ -3,8 +3,7 @@
 The first backward decides for good how the backward is compiled. Where it keeps the graph
 (``retain_graph``, ``create_graph``), no saved tensor is donated to it; else they are, its memory is
 reused, and a later backward that keeps the graph is refused. Were a run of ours the first one, a
-program that keeps its graph would be refused in its first backward, or would go on without
-donations and with more memory.
+program that keeps its graph would be refused, or would go on without donations, with more memory.
 
 So the autograd nodes of our runs get an autograd.Function of their own, with a copy of what
 AOTAutograd sets when it compiles. What was compiled for us is handed to the program when it asks

@@ -189,6 +189,9 @@ class During:
                     if is_new and step is not Step.BACKWARD:
                         record.write(step, link, self.values)
                     record.move(step)
+            if step is Step.RUN and talks_to_others(record.graph_module, self.values):
+                self.collectives = Collectives(record)
+                self.collectives.__enter__()  # type: ignore[no-untyped-call]
         except Exception as trouble:  # no script form or room, our bug: the backend is still called
             record.discard()
             if is_of_a_signal_handler(trouble):
@@ -196,9 +199,6 @@ class During:
             exc_info = not isinstance(trouble, MinidbgError | OSError)
             log.debug("crash_record_failed: %s", trouble, exc_info=exc_info)
         self.began = PROCESS.clock()
-        if step is Step.RUN and talks_to_others(record.graph_module, self.values):
-            self.collectives = Collectives(record)
-            self.collectives.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -84,7 +84,7 @@ class GraphState:
         """Whether ``compiled_fn`` takes its inputs in one list, which it may clear."""
         self.record = CrashRecord(self.untouched, settings)
         self.written: list[tuple[Any, Any]] = []
-        """Inputs that the backend has written to while it compiled, and copies from before."""
+        """Inputs that the backend has written to while it compiled, and copies, for one call."""
         self.good_calls = 0
         self.settled = False
         self.comparing: set[int] = set()
@@ -111,7 +111,8 @@ class GraphState:
             before = None
             if is_dynamos and calls_compared(self.settings.verify):
                 with fence("copies_failed"), torch_internals.outside_tracing():
-                    before = snapshot_of(self.untouched, example_inputs, self.mutated, "")
+                    if not refusal(self.untouched, example_inputs, self.mutated, self.settings):
+                        before = snapshot_of(self.untouched, example_inputs, self.mutated, "")
             try:
                 with During(self.record, Step.COMPILE, link, example_inputs):
                     compiled_fn = link.compiler(gm, example_inputs)
@@ -133,9 +134,8 @@ class GraphState:
                 self.warn(failure, report)
                 gm = copy_graph_module(self.untouched)
             else:
-                if before is not None:
-                    with fence("copies_failed"), torch_internals.outside_tracing():
-                        self.written = before.changed_since(example_inputs)
+                with fence("copies_failed"), torch_internals.outside_tracing():
+                    self.written = before.changed_since(example_inputs) if before else []
                 if is_dynamos and is_handed_back(compiled_fn, gm, lambda: graph_texts(self.untouched)):
                     self.facts.handed_back = f"{link.name} gave it back unchanged, so eager runs it"
                 return self.called_as(compiled_fn)
@@ -176,7 +176,7 @@ class GraphState:
         writes to, run it, compare it with eager, report a failure."""
         if self.settled:
             try:
-                return self.compiled_fn(*values)
+                return self.call(values)
             except Exception as error:
                 again = self.after_failure(error, values, None, self.declared_otherwise(values))
                 if again is None:
@@ -186,11 +186,12 @@ class GraphState:
             return self.call(values)  # our own work, or a tracer asks for shapes and nothing runs
         synchronize_devices(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
-        verification, undeclared, put_state_back = None, "", thread_state()
+        undeclared = self.declared_otherwise(values)  # before the backend can change them
+        verification, put_state_back = None, thread_state()
         step = During(self.record, Step.RUN, self.links[self.position], values)
         try:
             with step:
-                verification, undeclared = self.begin(values, kept)
+                verification = self.begin(values, kept)
                 result = self.call(values)
                 synchronize_devices(values, result)
         except Exception as error:
@@ -207,9 +208,9 @@ class GraphState:
             if verification is None or failure is None:
                 self.went_well(result, values)
                 return result
-            verification.before.put_back(values)
             wrong, report = failure.error, self.report_on(failure)
             restored = self.put_back(kept)
+            verification.before.put_back(values)  # which may be from before the compile
             if not self.can_go_on():
                 self.say_why_it_is_raised(wrong, report)
                 raise wrong
@@ -231,30 +232,28 @@ class GraphState:
         is_dynamos = self.level is Level.DYNAMO
         return declared_otherwise(self.untouched, args, self.mutated) if is_dynamos else ""
 
-    def begin(self, args: tuple[Any, ...], kept: Kept) -> tuple[Verification | None, str]:
-        """What is needed to judge a coming call with ``args``; None when it will not be judged. And
-        what ``declared_otherwise`` says, of any call, before the backend can change ``args``."""
-        undeclared, settings = self.declared_otherwise(args), self.settings
+    def begin(self, args: tuple[Any, ...], kept: Kept) -> Verification | None:
+        """What is needed to judge a coming call with ``args``; None when it will not be judged."""
+        settings, (written, self.written) = self.settings, (self.written, [])
         calls = calls_compared(settings.verify)
         if self.good_calls >= calls or self.position >= len(self.links):
             self.facts.why_not = self.facts.why_not or NOT_ASKED
-            return None, undeclared
+            return None
         if self.comparing:
-            return None, undeclared
+            return None
         self.comparing.add(threading.get_ident())
         link = self.links[self.position]
         why: str | None = "what it writes to cannot be copied"
         if kept.complete:
             why = refusal(self.untouched, args, self.mutated, settings)
-        if any(copied is None for _, copied in self.written):
+        if any(copied is None for _, copied in written):
             why = f"{link.name} has written to an input while it compiled, too large for a copy"
         if why:
             self.facts.not_verified(why)
-            return None, undeclared
+            return None
         # a copy that cannot be made keeps nobody from his own call
         with fence("verification_failed", lambda error: self.facts.not_verified(reason_of(error))):
-            # as before the backend has compiled
-            own = [next((copy for old, copy in self.written if old is arg), arg) for arg in args]
+            own = [next((copy for old, copy in written if old is arg), arg) for arg in args]
             with torch_internals.outside_tracing():
                 copies = snapshot_of(self.untouched, own, self.mutated, settings.golden)
             ref, judge, golden = BackendRef(link.name, "..."), settings.judge, settings.golden
@@ -265,19 +264,18 @@ class GraphState:
                 others = alone() if may_draw(self.untouched) else contextlib.nullcontext()
                 with others, torch_internals.restoring_random_numbers(args):
                     begun.take_gradients(self.call, kept)
-            return begun, undeclared
-        return None, undeclared
+            return begun
+        return None
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
         """Settle the graph, and have failures of its backward answered.
 
-        They show in the user's ``loss.backward()``, long after the wrapped call. The inputs are
-        remembered by weak references: the failure has those that are still there. Only backwards
-        that AOTAutograd compiled since this graph came can be the backend's fault. Of what the
-        graph has written to, inputs have its backward too.
+        They show in the user's ``loss.backward()``, long after the call. Inputs are remembered by
+        weak references. Only backwards that AOTAutograd compiled since this graph came can be
+        the backend's fault. Of what the graph has written to, inputs have its backward too.
         """
         self.good_calls += 1
-        self.settled = self.good_calls >= max(1, calls_compared(self.settings.verify))
+        self.settled |= self.good_calls >= max(1, calls_compared(self.settings.verify))
         if self.level is Level.DYNAMO and torch.is_grad_enabled() and not self.has_backward:
             link, tensors = self.links[self.position], tensors_among([(result, args)])
             inputs = [weakref.ref(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
@@ -340,7 +338,7 @@ class GraphState:
     def next_that_compiles(
         self, error: Exception, args: tuple[Any, ...], kept: Kept | None
     ) -> CompiledFn | None:
-        self.good_calls, self.settled = 0, False
+        self.good_calls, self.settled, self.written = 0, False, []
         for position, link in [*enumerate(self.links)][self.position + 1 :]:
             self.position = position
             try:

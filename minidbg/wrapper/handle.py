@@ -55,8 +55,8 @@ def is_handling() -> bool:
 
 
 def handle(failure: Failure, settings: Settings) -> Report:
-    """Make ``failure`` a case, ask the budget, ``respond``, tell listeners; the report, of one that
-    was seen before the first. Raises no ordinary exception."""
+    """Make ``failure`` a case, ask the budget, ``respond``, tell listeners; the report: the first
+    one, if it was seen before. Raises no ordinary exception."""
     budget, report = PROCESS.budget, None
     try:
         with handling(failure.inputs):

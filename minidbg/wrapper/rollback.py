@@ -20,24 +20,19 @@ of ours may be that first one. What a program can notice of it, and who leaves i
 - **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw:
   ``torch_internals.devices``.
 - **Warnings given once**: ``torch_internals.without_warnings``. Torch's C++ ones come again for the
-  program; those that Python code of torch gives once by a cache of its own do not, where only a run
-  of ours meets them.
+  program; those of a cache in Python code of torch do not, where only a run of ours meets them.
 - **AOTAutograd's check of custom operators**, in the first call of a compiled function:
   ``torch_internals.deferring_first_call``.
 - **Compiled autograd, saved-tensor hooks and modes** do not see runs of ours:
   ``torch_internals.outside_tracing``. Autocast keeps no cast of ours: ``verify.quiet``.
 - **Guards**: dynamo builds them from the state after the backend has returned. What a backend has
   done to that is said (``torch_internals.guards_to_come``), and not undone: no link follows it.
-- **Autotuning** (Triton, cuDNN's benchmark) is done by the first run on an accelerator, which is
-  ours, on copies of the same shapes and strides: the program gets the same choice, sooner. So are
-  the warm-up of CUDA graphs, kernels that are loaded, and libraries' handles.
-- **Modules** that are imported late stay imported. **Threads** that autograd and inductor start are
-  those that the program would start.
+- **Autotuning** (Triton, cuDNN), the warm-up of CUDA graphs, loading of kernels: done by
+  the first run on an accelerator, ours, on copies of the same form: the same choice, sooner.
 - Not left to the program, since nobody was seen to notice: callbacks of ``torch._dynamo.callback``
-  hear of the backward twice; a profiler shows runs of ours; on CUDA, the generators that
-  AOTAutograd makes for a backward that draws anew (``_AutogradRngStateTracker``) have been used
-  once by us; config that is patched around the program's backward alone does not reach the code
-  compiled for us.
+  hear of the backward twice; a profiler shows runs of ours; on CUDA, AOTAutograd's generators for a
+  backward that draws anew (``_AutogradRngStateTracker``) have been used once by us; config that is
+  patched around the program's backward alone does not reach the code compiled for us.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class CallSnapshot:
         return torch.is_grad_enabled() and any(map(needs_gradient, values))
 
     def put_back(self, args: Sequence[Any]) -> None:
-        for index in sorted(self.copied - self.written):
+        for index in sorted(self.copied):
             value, copied = args[index], self.inputs[index]
             plain = isinstance(value, Tensor) and value.layout is torch.strided
             # what has another form now stays as it is
@@ -107,15 +107,14 @@ class CallSnapshot:
                     yield index
 
     def changed_since(self, values: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """Those of the inputs, as they are now, that something has written to; each with its copy,
-        or None of a large one."""
+        """The inputs, as they are now, that were written to; each with its copy if it is small."""
         plain = [index for index in self.copied if has_plain_memory(values[index])]
         sums = (*self.sums, *((index, sum_of_bits(self.inputs[index])) for index in plain))
         changed = [index for index, bits in sums if sum_of_bits(values[index]) != bits]
         return [(values[i], self.inputs[i] if i in self.copied else None) for i in changed]
 
     def eager(
-        self, change: Change = unchanged, seed: int | None = None, *, backward: bool, may_refuse: bool = False
+        self, change: Change = unchanged, seed: int | None = None, *, backward: int, may_refuse: bool = False
     ) -> dict[str, Any]:
         """What a run of eager leaves: of the graph, one changed with its inputs, or another seed.
 
@@ -201,7 +200,8 @@ def run_compiled_anew(inside: CallSnapshot, link: Link, *, backward: bool) -> di
     inside.set_generators()
     inputs = inside.fresh(everything=True)
     with torch_internals.restoring_counters():  # the backward is compiled when it runs
-        return collect_run(compiled_fn, graph, inputs, backward=backward, may_refuse=True)
+        left = collect_run(compiled_fn, graph, inputs, backward=backward, may_refuse=True)
+        return {**left, "gradients": left["gradients"] or None}
 
 
 def draws_by(link: Link, inside: CallSnapshot, fed: Derandomized) -> Derandomized | None:
