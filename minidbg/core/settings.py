@@ -170,8 +170,7 @@ class WrapSettings(CompilerSettings, total=False):
 
 
 Origins: TypeAlias = dict[str, tuple[Any, str]]
-"""Each setting's value, and where that was written: ``default``, a file, ``the environment``, ``the
-arguments``."""
+"""Each setting's value, and whence: ``default``, a file, ``the environment``, ``the arguments``."""
 
 
 def of_call(arguments: Mapping[str, Any], kind: type[WrapSettings | CompilerSettings]) -> Settings:

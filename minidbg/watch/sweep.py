@@ -112,8 +112,7 @@ class Sweep:
         dotted = [module.replace("/", ".") for module in modules]
 
         def place(job: Job) -> tuple[int, float]:
-            """0 failed in a changed file, 1 failing and loads one, 2 failing, 3 new or loads one,
-            4 the rest."""
+            """0 failed in a changed one, 1 fails, loads one, 2 fails, 3 new, loads one, 4 rest."""
             state = self.states.get(job)
             if state is None:
                 return 3, 0.0

@@ -128,6 +128,7 @@ class GraphState:
                     raise
                 failure = Failure(self.untouched, example_inputs, link, "compile", error, notes)
                 report = self.report_on(failure)
+                del before  # the traceback holds this frame
                 if notes or not self.can_go_on():
                     raise
                 self.put_back(kept)

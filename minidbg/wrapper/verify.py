@@ -178,6 +178,7 @@ class Verification:
                 else:
                     runs = comparison_of(actual, expected, inside.eager, self.spec)
                     self.leave_out(runs, difference := runs.difference())
+                    del runs  # what eager's other runs left is not held while a hint is looked for
                     failure = self.mismatch(difference)
             if failure is not None and undeclared:
                 raise CannotCompare(undeclared)
